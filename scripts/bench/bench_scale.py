@@ -56,9 +56,9 @@ from headrace.analysis import simulate
 from headrace.analysis.simulate.forecast import RunSteps
 from headrace.data.async_dataset import AsyncDataset
 from headrace.data.dataset import BatchOrder
-from headrace.feed import plan as plan_module
 from headrace.feed.host_ledgers import SharedLedgers
 from headrace.feed.placement import Placement
+from headrace.feed.plan import RunRows
 from headrace.feed.reader import PlannedReader
 from headrace.metrics import IterationStats
 from headrace.store import TokenCache
@@ -316,15 +316,16 @@ def read_steps(root: str, hosts: int, run: Run) -> int:
     """All hosts read a cache; the block fetches, by their own count."""
     shared = SharedLedgers(KeyValueStore())
     fetches = 0
-    real = plan_module.global_rows
+    real = RunRows.of_steps
     planned: dict[tuple[int, int], Any] = {}
 
-    def once(dataset: Any, schedule: Any, first: int, count: int, row_order: Any) -> Any:
+    def once(rows: RunRows, first: int, count: int) -> Any:
         if (first, count) not in planned:
-            planned[first, count] = real(dataset, schedule, first, count, row_order)
-        return planned[first, count]._replace(dataset=dataset)
+            planned[first, count] = real(rows, first, count)
+        dataset: Any = rows.dataset
+        return planned[first, count]._replace(dataset=dataset, space=dataset.block_space)
 
-    with mock.patch.object(plan_module, "global_rows", once):
+    with mock.patch.object(RunRows, "of_steps", once):
         for number in range(hosts):
             order = BatchOrder(run.dataset(TokenCache.open_member(root, once=shared)), BATCH)
             stats = IterationStats()

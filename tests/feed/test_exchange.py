@@ -25,7 +25,7 @@ from headrace.errors import ConfigError
 from headrace.feed import DataLoader
 from headrace.feed import exchange as module
 from headrace.feed.exchange import Look, RowExchange
-from headrace.feed.plan import plan_window
+from headrace.feed.plan import RunRows, plan_window
 from headrace.feed.pooled_rows import PooledRows, exchange_rows, holders_of, row_shards
 from headrace.feed.reader import Grouping, MappedReader, PlannedReader
 from headrace.metrics import IterationStats
@@ -194,15 +194,8 @@ def test_each_block_is_read_by_one_host(tmp_path):
         (7, "auto", (1.0, 1.1)),  # of a run that is resumed
         (0, None, (1.3, 4.0)),
     ):
-        alone = plan_window(
-            dataset,
-            dataset.block_space,
-            dataset.batch_schedule,
-            Host(holders * 0, 0),
-            first,
-            60,
-            "locality",
-        )
+        run = RunRows(dataset, dataset.batch_schedule, "locality")
+        alone = plan_window(run, Host(holders * 0, 0), first, 60)
         used = alone.uses.blocks.size
         reads = [
             batches_of(dataset, h, setting and RowExchange(holders, setting), first, first + 60, 0)[

@@ -19,7 +19,7 @@ from headrace.data import MixtureDataset, TokenSeqDataset
 from headrace.data.columns import MASK
 from headrace.data.dataset import BatchOrder
 from headrace.errors import ConfigError, ReadError
-from headrace.feed.plan import plan_window
+from headrace.feed.plan import RunRows, plan_window
 from headrace.feed.reader import Grouping, PlannedReader
 from headrace.metrics import IterationStats, ReadStats
 from headrace.mix import BatchSchedule
@@ -140,8 +140,8 @@ def wanted_steps(dataset, batch, steps):
 
 def least_budget(dataset, batch, host, row_order, steps):
     """Bytes of the blocks of the step that needs most of them."""
-    space = dataset.block_space
-    plans = [plan_window(dataset, space, batch, host, step, 1, row_order) for step in range(steps)]
+    run = RunRows(dataset, batch, row_order)
+    plans = [plan_window(run, host, step, 1) for step in range(steps)]
     return max(p.uses.blocks.size for p in plans)
 
 
@@ -286,9 +286,8 @@ def test_each_block_is_read_once_when_the_budget_allows(data):
             dataset, batch, Host(), "locality", budget, data.draw(st.sampled_from([0, 1, 2])), stats
         )
         batches = list(source.batches(0, steps))
-        used = plan_window(
-            dataset, dataset.block_space, batch, Host(), 0, steps, "locality"
-        ).uses.blocks.size
+        run = RunRows(dataset, batch, "locality")
+        used = plan_window(run, Host(), 0, steps).uses.blocks.size
         assert stats.block_fetches == used
         assert sum(a.reads for a in arrays) == stats.tensorstore_reads_issued == used
         assert sum(a.elements * a.dtype.itemsize for a in arrays) == stats.bytes_read

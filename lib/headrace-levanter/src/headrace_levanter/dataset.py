@@ -33,7 +33,7 @@ from headrace.data.dataset import BatchOrder, PlannedDataset
 from headrace.data.rows import Rows
 from headrace.errors import ConfigError
 from headrace.feed.loader import DEFAULT_PREFETCH_BYTES
-from headrace.feed.plan import global_rows
+from headrace.feed.plan import RunRows
 from headrace.metrics import ReadStats
 from headrace.mix.schedule import BatchSchedule, ExchangeSetting, LastBatch, RowOrder, repeated_from
 from headrace.order.order import check_indices
@@ -172,10 +172,8 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         steps = np.unique(self.schedule.step_of(wanted))
         runs = np.split(steps, np.flatnonzero(np.diff(steps) > 1) + 1)
         first = np.asarray([self.schedule.rows_at(int(run[0]))[0] for run in runs])
-        tables: list[Rows] = [
-            global_rows(dataset, self.schedule, int(r[0]), r.size, self.row_order).rows
-            for r in runs
-        ]
+        planned = RunRows(dataset, self.schedule, self.row_order)
+        tables: list[Rows] = [planned.of_steps(int(r[0]), r.size).rows for r in runs]
         start = np.cumsum([0] + [rows.row.size for rows in tables[:-1]], dtype=np.int64)
         run = np.searchsorted(first, wanted, side="right") - 1
         at: np.ndarray = wanted - first[run] + start[run]

@@ -27,6 +27,7 @@ from headrace.data.phased import RunDataset
 from headrace.data.sources_at import sources_at
 from headrace.errors import ConfigError
 from headrace.feed.micro_steps import MicroForecast
+from headrace.feed.plan import RunRows
 from headrace.metrics import SourceAt
 from headrace.mix.blend import is_size_rule, repeats_somewhere
 from headrace.mix.policy import Watch
@@ -161,11 +162,15 @@ class ResolvedRun:
         ]
 
     @property
+    def rows(self) -> RunRows:
+        """The rows of all its batches."""
+        return RunRows(self.dataset, self.dataset.batch_schedule, self.config.row_order)
+
+    @property
     def micro_batches(self) -> MicroForecast | None:
         """How batches are split, and how full the micro-batches are; None: they are not split."""
         cut = self.config.micro_batches
-        schedule = self.dataset.batch_schedule
-        return cut and MicroForecast.of(cut, self.dataset, schedule, self.config.row_order)
+        return cut and MicroForecast.of(cut, self.rows)
 
     @property
     def data_end(self) -> DataEnd | None:

@@ -100,7 +100,7 @@ class Look(NamedTuple):
     locality: Float64[np.ndarray, " n"]  # of these rows, in batch order
     blocks: Callable[[], tuple[Int64[np.ndarray, " u"], Int64[np.ndarray, " u"]]]
     """The row of each use of a block, and the block, as
-    :func:`~headrace.feed.plan.stored_blocks` gives them."""
+    :meth:`headrace.feed.plan.GlobalRows.blocks` gives them."""
     everywhere: Bool[np.ndarray, " n"]
     """Whether the row is of a source from whose blocks every host draws."""
 

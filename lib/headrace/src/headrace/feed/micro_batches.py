@@ -22,6 +22,7 @@ from headrace.data.dataset import BatchOrder
 from headrace.errors import ConfigError
 from headrace.feed.micro_steps import check_micro_batches, plan_step
 from headrace.feed.placement import Placement
+from headrace.feed.plan import RunRows
 from headrace.feed.pooled_rows import PooledRows, exchange_rows, row_shards
 
 
@@ -81,9 +82,8 @@ class StepSplitter:
             )
             plan = self._config.plan(segments, shape)
         else:
-            shape, plan, segments = plan_step(
-                self._config, order.planned, order.schedule, step, order.row_order, self._ways
-            )
+            run = RunRows(order.planned, order.schedule, order.row_order)
+            shape, plan, segments = plan_step(self._config, run, step, self._ways)
         if isinstance(host, PackedBatch):
             local_segments = segments[self._placement.local_rows(len(segments))]
             lengths = host.segment_lengths

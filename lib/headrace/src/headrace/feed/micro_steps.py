@@ -12,31 +12,24 @@ from headrace.batch.micro_plan import MicroBatchConfig, MicroPlan, MicroShape
 from headrace.data.dataset import PlannedDataset
 from headrace.data.rows import segments_of
 from headrace.errors import ConfigError
-from headrace.feed.plan import global_rows
-from headrace.mix.schedule import BatchSchedule, RowOrder, data_end
+from headrace.feed.plan import RunRows
+from headrace.mix.schedule import data_end
 
 _LOOKED_STEPS = 8
 
 
 def plan_step(
-    config: MicroBatchConfig,
-    dataset: PlannedDataset,
-    schedule: BatchSchedule,
-    step: int,
-    row_order: RowOrder = "locality",
-    ways: int = 1,
+    config: MicroBatchConfig, run: RunRows, step: int, ways: int = 1
 ) -> tuple[MicroShape, MicroPlan, Int32[np.ndarray, "B M"]]:
     """Shape and plan of the micro-batches of a step, and the segments of its rows. Reads nothing.
 
     Args:
         config: How to cut the batch.
-        dataset: The loaded dataset.
-        schedule: Its batch sizes.
+        run: The loaded rows.
         step: The step.
-        row_order: Order of the rows within the batch.
         ways: Number of parts into which a mesh splits rows.
     """
-    served, _, sizes, valid, rows = global_rows(dataset, schedule, step, 1, row_order)
+    served, _, _, sizes, valid, rows = run.of_steps(step, 1)
     segments = segments_of(served.sources, rows.source, rows.row)
     if segments is None:
         segments = np.full((rows.row.size, 1), served.seq_len, np.int32)
@@ -65,23 +58,14 @@ class MicroForecast(NamedTuple):
     fill: float
 
     @classmethod
-    def of(
-        cls,
-        config: MicroBatchConfig,
-        dataset: PlannedDataset,
-        schedule: BatchSchedule,
-        row_order: RowOrder,
-    ) -> MicroForecast:
+    def of(cls, config: MicroBatchConfig, run: RunRows) -> MicroForecast:
         """The forecast for one device, or for the config's ``rows``. Raises like
         :func:`check_micro_batches`.
         """
-        check_micro_batches(config, dataset, dataset.seq_lens)
-        end = data_end(schedule, dataset.length)
+        check_micro_batches(config, run.dataset, run.dataset.seq_lens)
+        end = data_end(run.schedule, run.dataset.length)
         last = _LOOKED_STEPS if end is None else end.num_steps
-        steps = [
-            plan_step(config, dataset, schedule, k, row_order)
-            for k in range(min(last, _LOOKED_STEPS))
-        ]
+        steps = [plan_step(config, run, step) for step in range(min(last, _LOOKED_STEPS))]
         shape = max(shape for shape, _, _ in steps)
         counts = sum(plan.filled for _, plan, _ in steps)
         fill = sum(int(segments.sum()) for _, _, segments in steps) / (

@@ -3,9 +3,9 @@
 How a window of steps is planned (:func:`plan_window`):
 
 1. The rows of all hosts, step by step: indices of the run, mapped to (source, row), and each batch
-   sorted by locality (:func:`global_rows`). The order is that of the whole batch, so it does not
+   sorted by locality (:class:`RunRows`). The order is that of the whole batch, so it does not
    depend on the number of hosts.
-2. With an exchange, who reads which row for whom (:func:`arrange`).
+2. With an exchange, who reads which row for whom (:mod:`headrace.feed.exchange`).
 3. Cut to the rows that this process reads.
 4. Each row as *pieces* of stored arrays; cut to the columns that this process holds, and where
    stored blocks end.
@@ -22,7 +22,7 @@ of steps; a step costs well under a microsecond per row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -121,42 +121,82 @@ class GlobalRows(NamedTuple):
     """The rows of all hosts for a window of steps, in batch order."""
 
     dataset: PlannedDataset  # the dataset that serves these steps
+    space: BlockSpace  # the stored blocks of the whole run
     steps: int  # fewer than requested if the length of rows changes within them
     sizes: Int64[np.ndarray, " steps"]
     valid: Int64[np.ndarray, " steps"]  # rows of each batch that hold data
     rows: Rows
 
+    def blocks(self) -> tuple[Int64[np.ndarray, " u"], Int64[np.ndarray, " u"]]:
+        """Which blocks hold the rows: for each use, the row, as an index into ``rows`` (ascending),
+        and the block.
+        """
+        joined = self.dataset.joined_rows
+        stored = joined.pieces(self.rows.source, self.rows.row, self.space.first_array)
+        pieces = _within_blocks(stored, self.space)
+        return pieces.row, _blocks_of(pieces, self.space)[0]
 
-def global_rows(
-    dataset: PlannedDataset,
-    schedule: BatchSchedule,
-    first_step: int,
-    steps: int,
-    row_order: RowOrder,
-) -> GlobalRows:
-    """The rows of ``steps`` steps from ``first_step`` on. Unless ``row_order`` is ``"stream"``,
-    each batch is ordered by locality, over the global batch, so that the order does not depend on
-    the number of processes.
+    def look(self) -> Look:
+        """What an exchange has to know of them."""
+        everywhere = self.dataset.everywhere[self.rows.source]
+        return Look(self.sizes, self.valid, self.rows.locality, self.blocks, everywhere)
+
+
+@dataclass(frozen=True)
+class RunRows:
+    """The rows of all batches of a run, before it is decided which host reads them.
+
+    Attributes:
+        dataset: What is loaded.
+        schedule: Its batch sizes.
+        row_order: Unless it is ``"stream"``, each batch is ordered by locality, over the global
+            batch, so that the order does not depend on the number of processes.
     """
-    served, until = dataset.at_step(first_step)
-    steps = steps if until is None else min(steps, until - first_step)
-    numbers = np.arange(first_step, first_step + steps)
-    examples, valid = examples_of_steps(dataset, schedule, numbers)
-    rows = served.locate(examples)
-    if row_order == "locality":
-        order = _by_locality(rows.locality, valid)
-        rows = Rows(*(a[order] for a in rows))
-    return GlobalRows(served, steps, schedule.size_at(numbers), valid, rows)
+
+    dataset: PlannedDataset
+    schedule: BatchSchedule
+    row_order: RowOrder
+
+    def of_steps(self, first_step: int, steps: int) -> GlobalRows:
+        """The rows of ``steps`` steps from ``first_step`` on, of fewer if their length changes."""
+        served, until = self.dataset.at_step(first_step)
+        steps = steps if until is None else min(steps, until - first_step)
+        numbers = np.arange(first_step, first_step + steps)
+        examples, valid = examples_of_steps(self.dataset, self.schedule, numbers)
+        rows = served.locate(examples)
+        if self.row_order == "locality":
+            order = _by_locality(rows.locality, valid)
+            rows = Rows(*(a[order] for a in rows))
+        sizes = self.schedule.size_at(numbers)
+        return GlobalRows(served, self.dataset.block_space, steps, sizes, valid, rows)
+
+    def ahead(self, first_step: int) -> Iterator[Look]:
+        """Windows of full length from a step on, as long as rows keep their length and there are
+        any.
+        """
+        row_bytes = self.dataset.at_step(first_step)[0].row_bytes
+        while True:
+            window = self.of_steps(first_step, WINDOW_STEPS)
+            if window.dataset.row_bytes != row_bytes or not window.valid.any():
+                return
+            yield window.look()
+            first_step += window.steps
+
+    def arranged(
+        self, window: GlobalRows, first_step: int, exchange: RowExchange
+    ) -> Arranged | None:
+        """The rows of a window that begins at a step as hosts read them under ``exchange``; None:
+        each host reads the rows that it holds.
+        """
+        ahead = partial(self.ahead, first_step)
+        return exchange.arrange(window.look(), ahead, row_bytes=window.dataset.row_bytes)
 
 
 def plan_window(
-    dataset: PlannedDataset,
-    space: BlockSpace,
-    schedule: BatchSchedule,
+    run: RunRows,
     placement: Placement,
     first_step: int,
     steps: int,
-    row_order: RowOrder,
     exchange: RowExchange | None = None,
 ) -> WindowPlan:
     """Plans ``steps`` steps from ``first_step`` on, fewer if the length of rows changes within
@@ -167,10 +207,9 @@ def plan_window(
     holds.
     """
     # 1. and 2. Rows of all hosts
-    window = global_rows(dataset, schedule, first_step, steps, row_order)
-    ahead = partial(look_ahead, dataset, space, schedule, first_step, row_order)
-    arranged = None if exchange is None else arrange(window, space, exchange, ahead)
-    dataset, steps, sizes, valid, rows = window
+    window = run.of_steps(first_step, steps)
+    arranged = None if exchange is None else run.arranged(window, first_step, exchange)
+    dataset, space, steps, sizes, valid, rows = window
     # 3. Rows of this process
     row_place = None
     if arranged is None:
@@ -228,56 +267,6 @@ def plan_window(
         segments=segments,
         ends=ends_of(sources, source, row),
     )
-
-
-def arrange(
-    window: GlobalRows,
-    space: BlockSpace,
-    exchange: RowExchange,
-    ahead: Callable[[], Iterator[Look]],
-) -> Arranged | None:
-    """The rows of a window as hosts read them under ``exchange``; None: each host reads the rows
-    that it holds. ``ahead`` is a :func:`look_ahead` from its first step on.
-    """
-    row_bytes = window.dataset.row_bytes
-    return exchange.arrange(_look(window, space), ahead, row_bytes=row_bytes)
-
-
-def look_ahead(
-    dataset: PlannedDataset,
-    space: BlockSpace,
-    schedule: BatchSchedule,
-    first_step: int,
-    row_order: RowOrder,
-) -> Iterator[Look]:
-    """Windows of full length from a step on, as long as rows keep their length and there are
-    any.
-    """
-    row_bytes = dataset.at_step(first_step)[0].row_bytes
-    while True:
-        window = global_rows(dataset, schedule, first_step, WINDOW_STEPS, row_order)
-        if window.dataset.row_bytes != row_bytes or not window.valid.any():
-            return
-        yield _look(window, space)
-        first_step += window.steps
-
-
-def _look(window: GlobalRows, space: BlockSpace) -> Look:
-    blocks = partial(stored_blocks, window.dataset, space, window.rows)
-    everywhere = window.dataset.everywhere[window.rows.source]
-    return Look(window.sizes, window.valid, window.rows.locality, blocks, everywhere)
-
-
-def stored_blocks(
-    dataset: PlannedDataset, space: BlockSpace, rows: Rows
-) -> tuple[Int64[np.ndarray, " u"], Int64[np.ndarray, " u"]]:
-    """Which blocks hold the rows: for each use, the row, as an index into ``rows`` (ascending), and
-    the block.
-    """
-    pieces = _within_blocks(
-        dataset.joined_rows.pieces(rows.source, rows.row, space.first_array), space
-    )
-    return pieces.row, _blocks_of(pieces, space)[0]
 
 
 def _blocks_of(pieces: Pieces, space: BlockSpace) -> tuple[np.ndarray, np.ndarray]:

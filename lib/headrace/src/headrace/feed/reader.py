@@ -35,14 +35,13 @@ from headrace.feed.gather_kernel import Copies, KernelThread, Submitted
 from headrace.feed.gathering import ALIGNMENT, Buffers, StepRange
 from headrace.feed.horizon import Horizon
 from headrace.feed.placement import BatchMaker, HostRows, Placement, count_untrained
-from headrace.feed.plan import WindowPlan, plan_window
+from headrace.feed.plan import RunRows, WindowPlan, plan_window
 from headrace.feed.pooled_rows import PooledRows
 from headrace.feed.read_ahead import BlockCache, ReadAhead, Window
 from headrace.metrics import IterationStats, ReadStats
 from headrace.mix.schedule import (
     BatchSchedule,
     DataEnd,
-    RowOrder,
     data_end,
     held_rows,
     repeated_from,
@@ -149,13 +148,14 @@ class PlannedReader(BatchReader):
         self._schedule = order.schedule
         self._end = order.data_end
         self._placement = placement
-        self._row_order: RowOrder = order.row_order
-        self._space = dataset.block_space
+        self._rows = RunRows(dataset, order.schedule, order.row_order)
         self._gatherer = ThreadPoolExecutor(1, thread_name_prefix="headrace-gather")
         self._copy_thread = KernelThread()
         self._checker = KernelThread()
         checker = self._checker if grouping.steps else None
-        self._cache = BlockCache(self._space, max_bytes, stats.reads, checker, mapping=mapping)
+        self._cache = BlockCache(
+            dataset.block_space, max_bytes, stats.reads, checker, mapping=mapping
+        )
         self._residency: Residency | None = None
         self._buffers = [Buffers() for _ in self._cache.kinds]
         self._grouping = grouping
@@ -217,16 +217,7 @@ class PlannedReader(BatchReader):
             yield self._gathered(under_way.popleft(), ahead)
 
     def _plan(self, first_step: int, steps: int) -> WindowPlan:
-        plan = plan_window(
-            self._dataset,
-            self._space,
-            self._schedule,
-            self._placement,
-            first_step,
-            steps,
-            self._row_order,
-            self._exchange,
-        )
+        plan = plan_window(self._rows, self._placement, first_step, steps, self._exchange)
         self._check_fits(plan)
         return plan
 

@@ -25,7 +25,6 @@ from headrace.data.budgets import OpenBytes
 from headrace.data.mixture import MixtureDataset
 from headrace.data.rows import ends_by_token, segments_of
 from headrace.errors import ConfigError, HeadraceError
-from headrace.feed.plan import global_rows, stored_blocks
 from headrace.ingest.tokenize import FileTokenizer, cache_tokenizer
 from headrace.store.cache import TokenCache
 from headrace.store.replicas import ReplicaState, ReplicatedCache
@@ -156,11 +155,10 @@ class RunPlan(ResolvedRun):
     @cached_property
     def first_batch(self) -> tuple[int, int]:
         """Stored chunks that the first batch touches, and their bytes."""
-        schedule = self.dataset.batch_schedule
-        served, *_, rows = global_rows(self.dataset, schedule, 0, 1, self.config.row_order)
-        space = served.block_space
-        blocks = np.unique(stored_blocks(served, space, rows)[1])
-        return blocks.size, int(space.block_bytes()[space.array_of(blocks)].sum())
+        first = self.rows.of_steps(0, 1)
+        blocks = np.unique(first.blocks()[1])
+        block_bytes = first.space.block_bytes()[first.space.array_of(blocks)]
+        return blocks.size, int(block_bytes.sum())
 
     @cached_property
     def examined(self) -> Examination:

@@ -8,7 +8,6 @@ through both, and only a change of row length ends one early. Nothing is approxi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,13 +18,7 @@ from headrace.analysis.long_documents import alike_in_blocks
 from headrace.data.dataset import PlannedDataset
 from headrace.data.rows import BlockSpace
 from headrace.feed.exchange import RowExchange
-from headrace.feed.plan import (
-    GlobalRows,
-    arrange,
-    global_rows,
-    look_ahead,
-    stored_blocks,
-)
+from headrace.feed.plan import GlobalRows, RunRows
 from headrace.mix.schedule import BatchSchedule, ExchangeSetting, RowOrder
 from headrace.order.residency import Residency, WindowUses, window_steps, window_uses
 from headrace.progress import report, track
@@ -84,8 +77,7 @@ class Windows:
         row_exchange: ExchangeSetting = "auto",
     ) -> None:
         self.dataset = dataset
-        self.schedule = schedule
-        self.row_order: RowOrder = row_order
+        self._rows = RunRows(dataset, schedule, row_order)
         self.row_exchange: ExchangeSetting = row_exchange
         self.space = dataset.block_space
         self.alike = alike_in_blocks(dataset, self.space)
@@ -163,15 +155,7 @@ class Windows:
         exchanged = self._exchanges[hosts]
         while len(exchanged.hosts) <= number:
             window = self[len(exchanged.hosts)]
-            ahead = partial(
-                look_ahead,
-                self.dataset,
-                self.space,
-                self.schedule,
-                window.first_step,
-                self.row_order,
-            )
-            arranged = arrange(window.planned, self.space, exchanged.exchange, ahead)
+            arranged = self._rows.arranged(window.planned, window.first_step, exchanged.exchange)
             host = window.place * hosts // window.size
             exchanged.hosts.append(host if arranged is None else arranged.owner[window.row])
             exchanged.moved.append(
@@ -189,8 +173,8 @@ class Windows:
         return max(self[0].uses_of(host == number).blocks.size for number in range(hosts))
 
     def _plan(self, first_step: int, steps: int) -> Window:
-        planned = global_rows(self.dataset, self.schedule, first_step, steps, self.row_order)
-        row, block = stored_blocks(planned.dataset, self.space, planned.rows)
+        planned = self._rows.of_steps(first_step, steps)
+        row, block = planned.blocks()
         step = np.repeat(np.arange(planned.steps), planned.valid)[row]
         row_of_batch = row - (np.cumsum(planned.valid) - planned.valid)[step]
         return Window(planned, first_step, step, row, row_of_batch, planned.sizes[step], block)
