@@ -76,6 +76,9 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         """Tokens in a row, of each phase; nothing if rows are not of tokens."""
         return ()
 
+    pending_order: PendingBraid | None = None
+    """The order of this dataset that is chosen when it is mixed."""
+
     config: Any = None
     """The config that it was made from, for messages to its user; not part of its description.
     None: no config.
@@ -246,11 +249,6 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         """Whether its rows lie in a shuffled store; see :class:`PlannedDataset`."""
         return False
 
-    @property
-    def pending_order(self) -> PendingBraid | None:
-        """The order of this dataset that is chosen when it is mixed."""
-        return None
-
     def settled(self, settle: Callable[[Order], Order]) -> AsyncDataset[T_co]:
         """This dataset with :attr:`pending_order` resolved."""
         return self
@@ -406,6 +404,7 @@ class MappedDataset(AsyncDataset[U]):
             )
         self.base = base
         self.fn = fn
+        self.pending_order = base.pending_order
 
     @property
     def planned(self) -> AsyncDataset[Any] | None:
@@ -439,10 +438,6 @@ class MappedDataset(AsyncDataset[U]):
     @property
     def in_shuffled_store(self) -> bool:
         return self.base.in_shuffled_store
-
-    @property
-    def pending_order(self) -> PendingBraid | None:
-        return self.base.pending_order
 
     def settled(self, settle: Callable[[Order], Order]) -> MappedDataset[U]:
         return MappedDataset(self.base.settled(settle), self.fn)

@@ -434,6 +434,7 @@ class ReorderedDataset(WrappingDataset):
             )
         self.base = base
         self.order = order
+        self.pending_order = cast(PendingBraid, order) if order.is_pending else base.pending_order
         self._selects = base.shuffle_order() is not None and order.selects(base.length)
 
     @property
@@ -448,10 +449,6 @@ class ReorderedDataset(WrappingDataset):
     @property
     def length(self) -> int | None:
         return None if self.order.endless else len(self.order)
-
-    @property
-    def pending_order(self) -> PendingBraid | None:
-        return cast(PendingBraid, self.order) if self.order.is_pending else self.base.pending_order
 
     def reordered(self, order: Order) -> PlannedDataset:
         pending = self.pending_order

@@ -551,7 +551,7 @@ def _repeated(name: str, dataset: AsyncDataset[Any]) -> PlannedDataset:
             value=type(dataset).__name__,
             cure="Mix datasets over caches, and apply map() to the mixture.",
         )
-    return planned.reordered(Repeat(len(planned))) if planned.is_finite() else planned
+    return planned if planned.length is None else planned.reordered(Repeat(planned.length))
 
 
 class Braids:

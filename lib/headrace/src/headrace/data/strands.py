@@ -109,7 +109,7 @@ def shuffle_components(
             key = derive(orders.seed, "component", name)
             if hosts.get(name) is not None and stored_dataset(dataset).run_blocks > 1:
                 # Few runs would be in nearly the same order in each epoch
-                blocks = len(dataset) // _block_rows(dataset, shuffle)
+                blocks = _length(dataset) // _block_rows(dataset, shuffle)
                 most = blocks // max(strands[name].number, FEW_BLOCKS)
                 shuffle = shuffle.in_runs(max(min(stored_dataset(dataset).run_blocks, most), 1))
             result[name] = _shuffled(
@@ -134,7 +134,7 @@ def _shuffled(
         )
         dataset = dataset.block_aligned(block)
     of_rows = None if scores is None else scores(dataset)
-    order = shuffle.order(len(dataset), block=block, seed=seed, strands=strands, scores=of_rows)
+    order = shuffle.order(_length(dataset), block=block, seed=seed, strands=strands, scores=of_rows)
     return dataset.reordered(order) if order.reorders else dataset
 
 
@@ -183,7 +183,7 @@ def _resolve_braids(
                         share = sum(shares.largest[n] for n in names)
                         budget = max(int(budget * min(share, 1.0)), int(block_bytes.sum()))
                 strand_plan = resolve_strands(
-                    np.asarray([len(components[n]) for n in names], np.int64),
+                    np.asarray([_length(components[n]) for n in names], np.int64),
                     np.asarray([shares.largest[n] for n in names]),
                     batch_size=plan.batch.max_size,
                     strands=strands,
@@ -207,6 +207,11 @@ def _resolve_braids(
         name: Strands(count, lap, begin)
         for (name, (count, lap)), begin in zip(orders.items(), first, strict=False)
     }
+
+
+def _length(dataset: PlannedDataset | Order) -> int:
+    assert dataset.length is not None  # a component is repeated after it is shuffled
+    return dataset.length
 
 
 def _block_bytes(dataset: PlannedDataset | Order, shuffle: Shuffle) -> int:

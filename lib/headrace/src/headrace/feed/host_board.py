@@ -363,15 +363,6 @@ def _abandon_jax_service() -> None:
             setattr(global_state, name, None)
 
 
-def coordination_client() -> Any | None:
-    """JAX's client of its coordination service; None: the processes were not connected by it."""
-    if "jax" not in sys.modules:
-        return None
-    from jax._src.distributed import global_state  # pyright: ignore[reportMissingTypeStubs]
-
-    return getattr(global_state, "client", None)
-
-
 def coordinator_address() -> str | None:
     """Address and port of JAX's coordination service."""
     from jax._src.distributed import global_state  # pyright: ignore[reportMissingTypeStubs]

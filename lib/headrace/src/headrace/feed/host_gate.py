@@ -33,12 +33,12 @@ from headrace.feed.host_board import (
     HostBoard,
     HostEntry,
     Verdict,
-    coordination_client,
     coordinator_address,
     describe_error,
     name_hosts,
     user_line,
 )
+from headrace.feed.host_ledgers import coordination_client
 from headrace.feed.host_links import HostLinks, NeighbourGoneError, own_address
 from headrace.feed.host_watch import HostWatch
 from headrace.metrics import LEAST_S, IterationStats, Wait

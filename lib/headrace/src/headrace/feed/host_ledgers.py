@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import sys
 import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
 from headrace.data.saved_filters import ReadOnce
-from headrace.feed.host_board import coordination_client
 from headrace.store import files, retry
 from headrace.store.files import ReadForAll
 
@@ -32,6 +32,15 @@ _FOLDER = "headrace/ledgers"
 _PIECE_BYTES = 1 << 20
 _WORK_S = 3600.0  # time limit for one process to work out a filter
 _LOG = logging.getLogger(__name__)
+
+
+def coordination_client() -> Any | None:
+    """JAX's client of its coordination service; None: the processes were not connected by it."""
+    if "jax" not in sys.modules:
+        return None
+    from jax._src.distributed import global_state  # pyright: ignore[reportMissingTypeStubs]
+
+    return getattr(global_state, "client", None)
 
 
 def job_reader() -> ReadForAll:

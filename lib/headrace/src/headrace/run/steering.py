@@ -582,7 +582,7 @@ class _Hosts:
 
     @staticmethod
     def of(processes: tuple[int, ...], folder: str) -> _Hosts:
-        from headrace.feed.host_board import coordination_client
+        from headrace.feed.host_ledgers import coordination_client
 
         client = coordination_client() if len(processes) > 1 else None
         return _Hosts() if client is None else _SeveralHosts(client, processes, folder)
