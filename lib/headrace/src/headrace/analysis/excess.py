@@ -155,36 +155,48 @@ def excess_loss(
         if np.ndim(rows_per_step) == 0:
             steps = max(min(int(n / rows_per_step), MOST_STEPS), 1)
         rates = wsd_rates(steps)
-    rate_of = np.asarray(rates, np.float64)
-    rows_of = np.broadcast_to(np.asarray(rows_per_step, np.float64), rate_of.shape)
-    curvatures = np.asarray(curvatures, np.float64)
-    check_choice("optimizer", optimizer, list(OPTIMIZERS))
-    if optimizer == "adam":
-        rate_of = rate_of * np.sqrt(rows_of / rows_of.max())
-        curvatures = np.sqrt(curvatures * curvatures.max())
-    pull = rate_of[None] * curvatures[:, None]
-    if not (pull.size and pull.min() >= 0 and pull.max() < 1 and pull.any(axis=1).all()):
-        cure = "Give curvatures in units of 1 / rate."
-        raise ConfigError(
-            "times curvatures must be 0 or more, below 1, and not all 0", field="rates", cure=cure
-        )
-    log_decay = np.cumsum(np.log1p(-pull[:, ::-1]), axis=1)[:, ::-1] - np.log1p(-pull)
-    weight = pull * np.exp(log_decay) * (rows_of.max() / rows_of)  # of a row: a batch is their mean
+    rates = np.asarray(rates, np.float64)
+    rows_of = np.broadcast_to(np.asarray(rows_per_step, np.float64), rates.shape)
+    # The same sums as in the module, for all curvatures: of a row alone, and of pairs of rows.
+    weight = _weights(rates, rows_of, np.asarray(curvatures, np.float64), optimizer)
     squares = (rows_of * np.square(weight)).sum(axis=1)
     sums = (rows_of * weight).sum(axis=1)
-    rows, factor, pairs = _sample_rows(weight, rows_of)
-    row = order.at(rows % len(order), rows // len(order))
-    alone = np.square(factor).sum(axis=1)
+    places, factor, pairs = _sample_rows(weight, rows_of)
+    row = order.at(places % len(order), places // len(order))
+    alone = float(np.square(factor).sum(axis=1).sum())
     noise = full = squares.sum()
     for unit, share in shares.items():
+        # In this order: rows of one unit, but no row with itself
         _, member = np.unique(row // unit, return_inverse=True)
-        together = sum(float(np.square(np.bincount(member, one)).sum()) for one in factor) - float(
-            alone.sum()
-        )
-        noise += share * pairs * together
+        together = sum(float(np.square(np.bincount(member, one)).sum()) for one in factor)
+        noise += share * pairs * (together - alone)
+        # In a full shuffle: any two rows, by the chance that they are of one unit
         chance = (min(unit, n) - 1) / max(n - 1, 1)
         full += share * chance * float((np.square(sums) - squares).sum())
     return float(noise / full)
+
+
+def _weights(
+    rates: Float64[np.ndarray, " t"],
+    rows_of: Float64[np.ndarray, " t"],
+    curvatures: Float64[np.ndarray, " k"],
+    optimizer: str,
+) -> Float64[np.ndarray, "k t"]:
+    """``a`` of the module for a row of each step, along each curvature: what is left of its noise
+    at the end of the run. A batch is the mean of its rows.
+    """
+    check_choice("optimizer", optimizer, list(OPTIMIZERS))
+    if optimizer == "adam":
+        rates = rates * np.sqrt(rows_of / rows_of.max())
+        curvatures = np.sqrt(curvatures * curvatures.max())
+    pull = rates[None] * curvatures[:, None]
+    if not (pull.size and pull.min() >= 0 and pull.max() < 1 and pull.any(axis=1).all()):
+        problem = "times curvatures must be 0 or more, below 1, and not all 0"
+        cure = "Give curvatures in units of 1 / rate."
+        raise ConfigError(problem, field="rates", cure=cure)
+    # Logarithms of products over all later steps: sums from behind, without the step itself
+    log_decay = np.cumsum(np.log1p(-pull[:, ::-1]), axis=1)[:, ::-1] - np.log1p(-pull)
+    return pull * np.exp(log_decay) * (rows_of.max() / rows_of)
 
 
 class SourceExcess(NamedTuple):

@@ -161,17 +161,15 @@ def lay_out(
 def _laid_out(
     shape: MicroShape, batch: PackedBatch, place: Any, segment: Any, count: Any
 ) -> MicroBatches:
-    number, rows, tokens_each, _ = shape
-    size = number * rows * tokens_each
-    begins = (
-        jnp.full(size, -1, np.int32)
-        .at[place]
-        .set(jnp.arange(place.size, dtype=np.int32), mode="drop")
-    )
-    row = jax.lax.cummax(begins.reshape(-1, tokens_each), axis=1)  # rows are ascending
-    column = jnp.arange(tokens_each, dtype=np.int32) - jnp.where(
-        row >= 0, place[row] % tokens_each, 0
-    )
+    """Gathers a batch ``[B, S]`` into all N = K x R rows of T positions.
+
+    1. Which row of the batch each position is of, and which column: both int32 ``[N, T]``.
+    2. The segments of each of the N rows, ``[N, M]``, and which positions they fill.
+    3. Values of tokens by row and column, values of segments by number.
+    """
+    # 1.
+    row, column = _origin(shape, place)
+    # 2.
     lengths = batch.segment_lengths
     if lengths is None:
         lengths = jnp.where(batch.valid, batch.seq_len, 0)[:, None].astype(np.int32)
@@ -180,9 +178,10 @@ def _laid_out(
         return jnp.where(segment >= 0, values.reshape(-1)[segment], np.asarray(fill, values.dtype))
 
     own_lengths = of_segments(lengths, 0)
-    inside = jnp.arange(tokens_each) < own_lengths.sum(axis=1)[:, None]
+    inside = jnp.arange(shape.places) < own_lengths.sum(axis=1)[:, None]
     column = jnp.where(inside, column, 0)
 
+    # 3.
     def spread(values: Any) -> Any:
         """Lays out per-token values, or one value per row of the batch."""
         entries = values[row, 0 if values.shape[1] == 1 else column]
@@ -205,4 +204,17 @@ def _laid_out(
         **{name: None if leaf is None else spread(leaf) for name, leaf in leaves.items()},
     )
     sources = of_segments(jnp.broadcast_to(batch.source_id[:, None], lengths.shape), -1)
-    return MicroBatches(laid, jnp.asarray(count, np.int32), sources, number)
+    return MicroBatches(laid, jnp.asarray(count, np.int32), sources, shape.number)
+
+
+def _origin(shape: MicroShape, place: Any) -> tuple[Any, Any]:
+    """The row of the batch that each position is of, -1 before the first, and the column in it; a
+    position behind the end of its row counts on.
+    """
+    size = shape.number * shape.rows * shape.places
+    numbers = jnp.arange(place.size, dtype=np.int32)
+    begins = jnp.full(size, -1, np.int32).at[place].set(numbers, mode="drop")
+    # Rows of the batch lie in ascending order, so the last one that began is the greatest number
+    row = jax.lax.cummax(begins.reshape(-1, shape.places), axis=1)
+    begin = jnp.where(row >= 0, place[row] % shape.places, 0)
+    return row, jnp.arange(shape.places, dtype=np.int32) - begin

@@ -106,13 +106,14 @@ def command(
     check_path("folder", folder, "Give a folder that holds texts.")
     output = output.expanduser()
     _check_output(folder, output)
-    # The config is written last: with it, an earlier command has done all.
+    # With a config, an earlier command has done all.
     is_done = (output / CONFIG).exists()
     if is_done and restart:
         raise _exists(output / CONFIG)
     if append and not is_done:
         cure = "Leave out --append: nothing was built there."
         raise ConfigError("has no run.yaml", field="output", value=str(output), cure=cure)
+    # 1. A source for each folder of texts
     sources = [
         _Source(
             texts,
@@ -133,6 +134,7 @@ def command(
         )
         _grow(output, with_text, again, append=append and not dry_run)
         return
+    # 2. What was found, and what is wrong with it, before anything is written
     for source in sources:
         say(_in_words(source))
     _warn_of_long_text([source.texts for source in with_text])
@@ -144,6 +146,7 @@ def command(
         count = format_count(len(unbuilt), "source")
         say(f"The first records of {count} can be built from; nothing was written.")
         return
+    # 3. Their caches, and the program and config of a run over them, the config last
     for source in with_text:
         _build(source, encoder, restart=restart)
     chosen = [source for source in with_text if source.rows]

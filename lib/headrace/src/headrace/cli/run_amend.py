@@ -167,16 +167,10 @@ def amend(
 
         headrace run amend runs/1 --skip 20000:20100
     """
-    from headrace.run.run import amend_run
-    from headrace.run.steering import Request
-    from headrace.store.lease import end_lease_of_gone, lease
+    from headrace.store.lease import end_lease_of_gone
 
     if config is None:
-        lock = lock_in(run, "RUN")
-        with _named_as_typed():
-            amendment = _typed_amendment(step, weights, skip or [], drop or [], caches)
-            _check_names(lock, amendment)
-            _ask(run, amendment, Request.of(amendment, {}), wait, as_json)
+        _ask_as_typed(run, step, weights, skip or [], drop or [], caches, wait, as_json)
         return
     instead = {"--weights": weights, "--skip": skip, "--drop": drop, "--caches": caches}
     for option, value in instead.items():
@@ -198,26 +192,34 @@ def amend(
             return
         raise typer.Exit(PROBLEM_FOUND)
     if live:
-        amendment = _live_amendment(lock, changes, edit)
-        locked = lock.run_config.components
-        new = {n: one for n, one in changes.amended.components.items() if n not in locked}
-        _ask_as_edited(edit, amendment, Request.of(amendment, new, edited), wait, as_json)
+        _ask_as_edited(edit, lock, changes, edited, wait, as_json)
         return
     if not as_json:
         _show_changes(changes, run, False)
-    meanwhile = f"To change it as it runs: {edit.command(step='N', live=True)}"
-    with lease(run, field="run", meanwhile=meanwhile), working("writing the amendment"):
-        try:
-            amend_run(run, lock, changes.amended, edited, done=steps_done if going_back else None)
-        except PlanMismatchError as error:
-            general = command_line("run amend", run, "CONFIG")
-            raise error.but(cure=(error.cure or "").replace(general, edit.command())) from None
+    _write(edit, lock, changes.amended, edited, done=steps_done if going_back else None)
     if as_json:
         say_json(facts)
     else:
         # the job reads the config without what was typed behind it
         too = f" Write {' and '.join(edit.settings)} into {config}, too." if settings else ""
         say(f"Written into {run}/lock.json.{too} Go on with the run as before.")
+
+
+def _write(
+    edit: _Edit, lock: RunLock, amended: LmDataConfig, edited: LmDataConfig, done: int | None
+) -> None:
+    """Writes a change into the lock of a run that no job trains now."""
+    from headrace.run.run import amend_run
+    from headrace.store.lease import lease
+
+    run = edit.run
+    meanwhile = f"To change it as it runs: {edit.command(step='N', live=True)}"
+    with lease(run, field="run", meanwhile=meanwhile), working("writing the amendment"):
+        try:
+            amend_run(run, lock, amended, edited, done=done)
+        except PlanMismatchError as error:
+            general = command_line("run amend", run, "CONFIG")
+            raise error.but(cure=(error.cure or "").replace(general, edit.command())) from None
 
 
 def _check_names(lock: RunLock, amendment: AmendmentConfig) -> None:
@@ -240,6 +242,26 @@ def _named_as_typed() -> Iterator[None]:
         if option == error.field:
             raise
         raise error.but(field=option) from error
+
+
+@_named_as_typed()
+def _ask_as_typed(
+    run: str,
+    step: int | None,
+    weights: str | None,
+    skip: list[str],
+    drop: list[str],
+    caches: str | None,
+    wait: float,
+    as_json: bool,
+) -> None:
+    """Asks a running job for the changes that were typed as options."""
+    from headrace.run.steering import Request
+
+    lock = lock_in(run, "RUN")
+    amendment = _typed_amendment(step, weights, skip, drop, caches)
+    _check_names(lock, amendment)
+    _ask(run, amendment, Request.of(amendment, {}), wait, as_json)
 
 
 def _live_amendment(lock: RunLock, changes: RunChanges, edit: _Edit) -> AmendmentConfig:
@@ -311,11 +333,23 @@ def _ask(
 
 
 def _ask_as_edited(
-    edit: _Edit, amendment: AmendmentConfig, request: Request, wait: float, as_json: bool
+    edit: _Edit,
+    lock: RunLock,
+    changes: RunChanges,
+    edited: LmDataConfig,
+    wait: float,
+    as_json: bool,
 ) -> None:
     """Asks a running job for the changes of an edited config. A command like this one that was
     killed may have asked for them: then the job refuses what it did meanwhile.
     """
+    from headrace.run.steering import Request
+
+    assert changes.amended is not None
+    amendment = _live_amendment(lock, changes, edit)
+    locked = lock.run_config.components
+    new = {n: one for n, one in changes.amended.components.items() if n not in locked}
+    request = Request.of(amendment, new, edited)
     try:
         _ask(edit.run, amendment, request, wait, as_json)
     except (ConfigError, PlanMismatchError):

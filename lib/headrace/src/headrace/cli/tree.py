@@ -159,13 +159,28 @@ def _drawn_line(drawn: dict[str, Any]) -> str:
 
 
 def _nodes(one: dict[str, Any]) -> list[tuple[str, str]]:
-    """The nodes of a source, from its cache to its order: what each is, and its counts."""
-    cache = one["cache"]
-    account = one["account"]
+    """The nodes of a source, from its cache to its order: what each is, and its counts. None of
+    what it does not have.
+    """
+    nodes = [("cache", _cache_line(one["cache"])), *_document_nodes(one), *_row_nodes(one)]
+    nodes.append(("order", _order_line(one["order"])))
+    if one["limits"]:
+        limits = ", ".join(f"{name} {value:,}" for name, value in one["limits"].items())
+        nodes.append(("limits", limits))
+    return nodes
+
+
+def _cache_line(cache: dict[str, Any]) -> str:
     paths = ", ".join(cache["paths"])
     documents = "" if cache["documents"] is None else f"{cache['documents']:,} documents, "
     declared = "" if cache["exists"] else " (declared: it does not exist yet)"
-    nodes = [("cache", f"{paths}: {documents}{cache['tokens']:,} tokens{declared}")]
+    return f"{paths}: {documents}{cache['tokens']:,} tokens{declared}"
+
+
+def _document_nodes(one: dict[str, Any]) -> list[tuple[str, str]]:
+    """Which documents of a source are used, and which rows of them are kept from training."""
+    account = one["account"]
+    nodes: list[tuple[str, str]] = []
     if account["listed_documents"]:
         nodes.append(("filter", _filter_line(account)))
     elif account["removed_documents"]:
@@ -173,34 +188,36 @@ def _nodes(one: dict[str, Any]) -> list[tuple[str, str]]:
     if "like" in one:
         names = ", ".join(one["like"]) or "no source"
         nodes.append(("documents", f"those of {names} there"))
-    for kind, name, text in (
-        ("held out", "validation", f"by {one['held_out']}"),
-        ("subset", "unused", "not trained on"),
-    ):
-        if account[f"{name}_rows"]:
-            nodes.append((kind, f"{_counts(account, 'row', f'{name}_')} {text}"))
+    if account["validation_rows"]:
+        counts = _counts(account, "row", "validation_")
+        nodes.append(("held out", f"{counts} by {one['held_out']}"))
+    if account["unused_rows"]:
+        nodes.append(("subset", f"{_counts(account, 'row', 'unused_')} not trained on"))
+    return nodes
+
+
+def _row_nodes(one: dict[str, Any]) -> list[tuple[str, str]]:
+    """The rows of a source, and what became of tokens in cutting them."""
+    account = one["account"]
     rows = one["rows"]
     counts = f"{format_count(rows['rows'], 'row')}, {account['train_tokens']:,} tokens"
-    nodes.append(("rows", f"{rows['kind']} of {rows['length']:,} tokens: {counts}"))
+    nodes = [("rows", f"{rows['kind']} of {rows['length']:,} tokens: {counts}")]
     for erased in one["erased"]:
         from_step = f" from step {erased['step']:,}" if erased["step"] else ""
         effect = "their places in the rows stay, and are not trained on"
         nodes.append(("removed", f"{_counts(erased, 'document')}{from_step}: {effect}"))
-    for name, text in (
-        ("padding", "positions of the rows"),
-        ("dropped", "tokens of the cache are in no row"),
-        ("repeated", "tokens of the rows: they overlap or cover several passes"),
-    ):
+    effects = {
+        "padding": "positions of the rows",
+        "dropped": "tokens of the cache are in no row",
+        "repeated": "tokens of the rows: they overlap or cover several passes",
+    }
+    for name, effect in effects.items():
         if count := account[f"{name}_tokens"]:
-            nodes.append((name, f"{count:,} {text}"))
+            nodes.append((name, f"{count:,} {effect}"))
     if account["incomplete_tokens"]:
         what = format_count(account["incomplete_documents"], "document")
         what += f" with {format_count(account['incomplete_tokens'], 'token')}"
         nodes.append(("incomplete", f"{what}: others of their units are removed or empty"))
-    nodes.append(("order", _order_line(one["order"])))
-    if one["limits"]:
-        limits = ", ".join(f"{name} {value:,}" for name, value in one["limits"].items())
-        nodes.append(("limits", limits))
     return nodes
 
 

@@ -560,12 +560,22 @@ class _Reads:
     rate: float  # of all hosts, per step
     busiest: float
     most: float
+    per_block: float  # per epoch
     blocks_held: int
     moved: float
     index_requests: int
 
     @classmethod
-    def of(cls, seen: Sequence[Seen], hosts: int, slots: int | None, *, exchange: bool) -> _Reads:
+    def of(
+        cls,
+        seen: Sequence[Seen],
+        hosts: int,
+        slots: int | None,
+        used: int | None,
+        *,
+        exchange: bool,
+    ) -> _Reads:
+        """``used``: distinct blocks of a run examined whole; None otherwise."""
         looks = [one.look for one in seen]
         steps = [look.stop_step - look.first_step for look in looks]
         of_looks = [
@@ -584,12 +594,20 @@ class _Reads:
         def mean(values: Iterable[float]) -> float:
             return weighted_mean([*zip(values, weights, strict=True)])
 
+        fetches = sum(round(int(o.by_host.sum()) * hosts / o.by_host.size) for o in of_looks)
+        rate = mean(rates)
+        if used is None:
+            parts = [part for one in seen for part in one.parts]
+            per_block = rate / weighted_mean([(q.blocks_per_step, weight) for q, weight in parts])
+        else:
+            per_block = fetches / max(used, seen[0].blocks_worth)
         return cls(
-            fetches=sum(round(int(o.by_host.sum()) * hosts / o.by_host.size) for o in of_looks),
+            fetches=fetches,
             replayed=min(one.by_host.size for one in of_looks),
-            rate=mean(rates),
+            rate=rate,
             busiest=mean(rate * float(share) for rate, share in zip(rates, shares, strict=True)),
             most=max(float(reads.max()) for reads in counted_reads),
+            per_block=per_block,
             blocks_held=max(one.blocks_held for one in of_looks),
             moved=mean(one.moved for one in of_looks),
             index_requests=sum(one.index_requests for one in of_looks),
@@ -604,40 +622,26 @@ def forecast_hosts(
     open_bytes = OpenBytes.of(windows.dataset, windows.row_exchange)
     block_bytes = windows.space.slot_bytes
     slots = None if cache_bytes is None else cache_bytes // block_bytes
-    reads = _Reads.of(seen, hosts, slots, exchange=False)
-    parts = [part for one in seen for part in one.parts]
-    blocks_per_step = weighted_mean([(q.blocks_per_step, weight) for q, weight in parts])
-    of_blocks = [(q, q.blocks_per_step * weight) for q, weight in parts]
+    reads = _Reads.of(seen, hosts, slots, used, exchange=False)
+    # What a block takes, in the mean over the blocks that are read
+    of_blocks = [(q, q.blocks_per_step * weight) for one in seen for q, weight in one.parts]
     read_bytes = weighted_mean([(q.read_bytes, weight) for q, weight in of_blocks])
     requests = weighted_mean([(q.requests, weight) for q, weight in of_blocks])
     cold = windows.cold_start(hosts)
-    money = reads.rate * (
-        requests * prices.per_1000_reads / 1000 + read_bytes / 2**30 * prices.per_gib
-    )
-    caches = dict.fromkeys(windows.dataset.caches())
-    lists = {snapshot.path for cache in caches for snapshot in cache.snapshots}
-    opening = sum(cache.opening_requests(hosts) for cache in caches) + len(lists)
-    opening += windows.dataset.opening_requests(hosts)
-
-    def per_block(these: _Reads) -> float:
-        return (
-            these.rate / blocks_per_step
-            if used is None
-            else these.fetches / max(used, seen[0].blocks_worth)
-        )
-
+    opening = _opening_requests(windows.dataset, hosts)
+    block_price = requests * prices.per_1000_reads / 1000 + read_bytes / 2**30 * prices.per_gib
     exchange: ExchangeForecast | None = None
-    with suppress(ConfigError):
+    with suppress(ConfigError):  # the blocks that a host owns do not fit in its memory
         if hosts > 1:
-            apart = _Reads.of(seen, hosts, slots, exchange=True)
+            owned = _Reads.of(seen, hosts, slots, used, exchange=True)
             exchange = ExchangeForecast(
-                block_fetches=apart.fetches,
-                reads_per_step=apart.rate / hosts,
-                reads_per_step_busiest=apart.busiest / hosts,
-                reads_per_block=per_block(apart),
-                resident_bytes=apart.blocks_held * block_bytes,
-                moved_rows=apart.moved,
-                worth_it=per_block(reads) > WORTH_IT * per_block(apart),
+                block_fetches=owned.fetches,
+                reads_per_step=owned.rate / hosts,
+                reads_per_step_busiest=owned.busiest / hosts,
+                reads_per_block=owned.per_block,
+                resident_bytes=owned.blocks_held * block_bytes,
+                moved_rows=owned.moved,
+                worth_it=reads.per_block > WORTH_IT * owned.per_block,
             )
     return HostForecast(
         hosts=hosts,
@@ -649,16 +653,24 @@ def forecast_hosts(
         reads_per_step=reads.rate / hosts,
         reads_per_step_busiest=reads.busiest / hosts,
         bytes_per_step=reads.rate / hosts * read_bytes,
-        reads_per_block=per_block(reads),
+        reads_per_block=reads.per_block,
         resident_bytes=reads.blocks_held * block_bytes,
         cold_start_reads=cold,
         cold_start_bytes=round(cold * read_bytes),
         burst=reads.most / reads.rate if reads.rate else 0.0,
-        cost_per_1000_steps=1000 * money,
+        cost_per_1000_steps=1000 * (reads.rate * block_price),
         open_bytes=open_bytes.needed(1 / hosts),
         refused=cache_bytes is not None and open_bytes.refused(cache_bytes, 1 / hosts),
         exchange=exchange,
     )
+
+
+def _opening_requests(dataset: PlannedDataset, hosts: int) -> int:
+    """Requests of all hosts that open the caches: each once, and the lists of their snapshots."""
+    caches = dict.fromkeys(dataset.caches())
+    lists = {snapshot.path for cache in caches for snapshot in cache.snapshots}
+    of_caches = sum(cache.opening_requests(hosts) for cache in caches)
+    return of_caches + len(lists) + dataset.opening_requests(hosts)
 
 
 def weighted_mean(values: Sequence[tuple[float, float]]) -> float:
