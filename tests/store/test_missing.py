@@ -8,8 +8,9 @@ import pytest
 
 from headrace import extensions
 from headrace.errors import CacheMissingError, ConfigError
-from headrace.store import files, open_cache
+from headrace.store import files, open_cache, verify
 from headrace.store.layouts import FormatConfig
+from headrace.store.ledger import is_finished, read_ledger
 from headrace.store.missing import what_is_there
 from headrace.testing import tiny_cache, web_server
 from headrace.testing.servers import s3_server, use_s3
@@ -86,6 +87,18 @@ def test_a_scheme_that_no_cache_is_stored_under_is_told(path):
         "has a scheme that token caches cannot be stored under",
         "Use a local path, gs://, s3://, az:// or https://.",
     )
+
+
+@pytest.mark.parametrize("path", ["ftp://127.0.0.1/x", "hf://a/b", "memory://x", "hdfs://host/x"])
+@pytest.mark.parametrize("look", [open_cache, verify, is_finished, read_ledger])
+def test_where_no_cache_can_be_nothing_is_asked(path, look, monkeypatch):
+    def ask(url):
+        raise AssertionError(f"{url} is asked")
+
+    monkeypatch.setattr(files, "filesystem", ask)
+    with pytest.raises(CacheMissingError, match="cannot be stored under") as found:
+        look(path)
+    assert "gs://" in (found.value.cure or "")
 
 
 def test_caches_in_a_folder_of_a_web_server_are_named(tmp_path, monkeypatch):

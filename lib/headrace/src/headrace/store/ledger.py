@@ -41,6 +41,7 @@ from msgspec.structs import replace
 from headrace.errors import (
     CacheCorruptError,
     CacheError,
+    CacheMissingError,
     ConfigError,
     command_line,
     of_another_version,
@@ -69,6 +70,7 @@ from headrace.store.ledger_table import (
     read_table,
     unreadable,
 )
+from headrace.store.location import Location
 
 LEDGER_NAME = "ledger.json"
 PART_RECORD_NAME = "part.json"
@@ -197,6 +199,17 @@ def prepare_types(*forms: Any) -> None:
 prepare_types(Ledger, ShuffleRecord, _Head)
 
 
+def check_scheme(root: str) -> None:
+    """Raises CacheMissingError for an address under which no cache can be, before anything is asked
+    of it.
+    """
+    try:
+        Location.parse(root).check_scheme()
+    except ConfigError as error:
+        problem = f"is not a token cache ({error.problem})"
+        raise CacheMissingError(problem, field="cache", value=root, cure=error.cure) from error
+
+
 def read_ledger(root: str) -> Ledger | None:
     """The ledger of a cache, all of ``ledger.json``; None if there is none.
 
@@ -223,6 +236,7 @@ def ledger_state(root: str) -> LedgerState | None:
     """The state of a cache, from one small read whatever the number of its parts; None if there is
     no ledger. Raises the same errors as :func:`read_ledger`.
     """
+    check_scheme(root)
     url = files.join(root, LEDGER_NAME)
     try:
         raw = files.read_range(url, 0, _STATE_BYTES)
@@ -251,6 +265,7 @@ def whole_state(root: str) -> LedgerState | None:
     """The state of a cache with its whole ledger; None if there is none. Raises as
     :func:`read_ledger` does.
     """
+    check_scheme(root)
     url = files.join(root, LEDGER_NAME)
     return _read(url, partial(_parsed, url))
 

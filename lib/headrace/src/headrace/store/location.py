@@ -210,6 +210,14 @@ class Location:
             self._check_bucket(field)
             self._check_key(field)
 
+    def check_scheme(self, field: str = "path") -> None:
+        """Raises ConfigError for a scheme under which no client reads or writes arrays."""
+        if not (self.is_local or self.is_web or self.is_bucket):
+            cure = "Use a local path, gs://, s3://, az:// or https://."
+            raise self._refused(
+                field, "has a scheme that token caches cannot be stored under", cure
+            )
+
     def check_folder(self, field: str = "path") -> None:
         """Raises ConfigError for what cannot be a folder's address: one with a query, which is of
         one file.
@@ -262,6 +270,7 @@ class Location:
         """Raises ConfigError for a folder that a cache's arrays cannot be read from
         or written to.
         """
+        self.check_scheme(field)
         # Before the rest: the name that is proposed here has none of its faults either.
         if self.is_bucket:
             self._check_bucket(field)
@@ -344,14 +353,11 @@ class Location:
             return {"driver": "gcs", "bucket": self.bucket, "path": folder}
         if self.scheme in ("s3", "az"):
             return {"driver": self.scheme, "bucket": self.bucket, "path": folder}
-        if self.is_web:
-            return {
-                "driver": "http",
-                "base_url": f"{self.scheme}://{self.bucket}",
-                "path": "/" + quote(folder, safe=_LEGAL_IN_WEB_PATHS),
-            }
-        cure = "Use a local path, gs://, s3://, az:// or https://."
-        raise self._refused("path", "has a scheme that token caches cannot be stored under", cure)
+        return {
+            "driver": "http",
+            "base_url": f"{self.scheme}://{self.bucket}",
+            "path": "/" + quote(folder, safe=_LEGAL_IN_WEB_PATHS),
+        }
 
     def _plain(self) -> str:
         """A name like this one that every client takes to the store as it is."""

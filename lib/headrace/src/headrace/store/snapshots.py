@@ -42,6 +42,7 @@ from headrace.order.intervals import Intervals, starts
 from headrace.store import files
 from headrace.store.files import ReadForAll, read_here
 from headrace.store.lease import lease, remove_tree
+from headrace.store.ledger import check_scheme
 from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.missing import no_cache
 from headrace.store.records import RecordKind, write_record
@@ -291,6 +292,7 @@ def history_of(root: str, of: str | None = None, once: ReadForAll = read_here) -
             documents that there are not.
         CacheError: it cannot be read.
     """
+    check_scheme(root)
     root = files.absolute(root)
     history = once(files.join(root, SNAPSHOTS_NAME), partial(_parsed, root)) or _UNCHANGED
     if of is not None:
