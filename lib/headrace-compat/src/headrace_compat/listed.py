@@ -20,10 +20,9 @@ import numpy as np
 from jaxtyping import Int64, Integer
 
 from headrace.data.columns import Column, ColumnConfig
-from headrace.data.pairs import refuse_pairs_in_a_stream
 from headrace.data.rows import Pieces, RowSource
 from headrace.data.saved_filters import RemovedDocuments
-from headrace.data.token_seq import CacheDataset, document_ends
+from headrace.data.token_seq import CacheDataset, document_ends, refuse_pairs_in_a_stream
 from headrace.errors import ConfigError
 from headrace.order.intervals import run_numbers
 from headrace.store.cache import TokenCache

@@ -29,7 +29,7 @@ import numpy as np
 from headrace.config.compat import CompatConfig, CompatSystem
 from headrace.config.lm_data import LmDataConfig
 from headrace.data.columns import columns_by_component
-from headrace.data.pairs import pairs_of_component
+from headrace.data.component import pairs_of_component
 from headrace.errors import ConfigError
 from headrace.mix.schedule import BatchSchedule
 from headrace.pack.saved_plans import first_tokens

@@ -12,8 +12,8 @@ from headrace.data.buckets import BucketsConfig, without_others
 from headrace.data.columns import ColumnConfig, leaves_of
 from headrace.data.document_numbers import DocumentNumbers, Where, without_failing
 from headrace.data.documents import DocumentFilter
-from headrace.data.pairs import is_of_pairs
 from headrace.data.saved_filters import RemovedDocuments
+from headrace.data.token_seq import is_of_pairs
 from headrace.errors import ConfigError, did_you_mean, format_count
 from headrace.feed.host_ledgers import filter_reader, job_reader
 from headrace.ingest.base_tokenizer import check_one_tokenizer, name_tokenizer

@@ -560,7 +560,7 @@ class LmDataConfig:
         """Training and validation side of a component."""
         block = None
         packed = dataset.pack_plan is not None  # whose documents are held out
-        split, path = self.held_out.get(name, (None, ""))
+        split, path = self.components[name].validation_in(name, self.validation) or (None, "")
         if split is not None and len(self.phases) > 1 and not packed:
             lengths = [length for _, length in self.phases]
             block = phase_block(

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from headrace.config.component import ComponentConfig
 from headrace.data.erased_rows import Erasure
-from headrace.data.pairs import is_of_pairs
+from headrace.data.token_seq import is_of_pairs
 from headrace.errors import CacheError, ConfigError, command_line, did_you_mean, format_count
 from headrace.feed.host_ledgers import job_reader
 from headrace.mix.amendments import number_of_each

@@ -36,7 +36,6 @@ from jaxtyping import Bool, Float64, Int64, UInt8
 from headrace.data.document_numbers import DocumentNumbers
 from headrace.data.documents import remove, remove_others, removed_by
 from headrace.data.filter_files import RANGE_BITS
-from headrace.data.pairs import refuse_parted_buckets
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.errors import ConfigError
 from headrace.order.intervals import Intervals
@@ -302,7 +301,7 @@ def without_others(
             documents = _Divided.of(bucket, config.count)
             divided.append((numbers[name], rule, documents))
         if name in of_pairs:
-            refuse_parted_buckets(cache, documents.bucket, path, config.by)
+            _refuse_parted_buckets(cache, documents.bucket, path, config.by)
         is_kept = np.isin(np.arange(MOST_BUCKETS + 1), config.keep or [])
         sizes = documents.sizes
         if not sum(size for size, keep in zip(sizes, is_kept.tolist(), strict=False) if keep):
@@ -391,3 +390,27 @@ def expected_repeats(config: BucketsConfig) -> Float64[np.ndarray, " buckets"]:
     return np.asarray(
         [0.0, *config.levels] if config.levels is not None else config.repeats, np.float64
     )
+
+
+def _refuse_parted_buckets(
+    cache: TokenCache, of_document: UInt8[np.ndarray, " n"], path: str, by: str
+) -> None:
+    """Raises ConfigError if the two answers of a pair lie in different buckets.
+
+    Args:
+        cache: A cache of pairs.
+        of_document: The bucket of each document.
+        path: Path of the buckets in the config.
+        by: What divides the documents.
+    """
+    pairs = of_document[: of_document.size // 2 * 2].reshape(-1, 2)
+    parted = int((pairs[:, 0] != pairs[:, 1]).sum())
+    if parted:
+        raise ConfigError(
+            f"parts {parted:,} of {len(pairs):,} preference pairs of {cache.path}: their answers"
+            " lie in different buckets",
+            field=f"{path}.by",
+            value=by,
+            cure="Divide by a number that both answers of a pair have (a file: scores.npy). Or"
+            " train on both answers as on text: pairs: false, beside buckets.",
+        )

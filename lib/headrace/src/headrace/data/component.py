@@ -19,9 +19,8 @@ from headrace.data.dataset import PlannedDataset
 from headrace.data.documents import DocumentFilter, removed_by
 from headrace.data.packed import PackedTokenDataset
 from headrace.data.packed_store import PackedStoreDataset, StoredDataset
-from headrace.data.pairs import is_of_pairs, pairs_of_component
 from headrace.data.saved_filters import RemovedDocuments
-from headrace.data.token_seq import TokenSeqDataset
+from headrace.data.token_seq import TokenSeqDataset, is_of_pairs
 from headrace.errors import ConfigError
 from headrace.order.holdout import HoldOut, ValidationConfig
 from headrace.order.intervals import chunks_of
@@ -89,6 +88,36 @@ def stored_rows(
             raise
         unit = packing.resolved(pairs=is_of_pairs(cache, pairs), conversations=False).unit
         raise _about_documents(error, path, unit or 1) from error
+
+
+_PAIR_FIELDS = {
+    "packing": "packing",
+    "unit": "packing.unit",
+    "long": "packing.long",
+    "algorithm": "packing.algorithm",
+    "loss_mask": "loss_mask",
+}
+"""Fields of a component, by the name of the argument that errors of a dataset name."""
+
+
+@contextmanager
+def pairs_of_component(name: str) -> Iterator[None]:
+    """Errors about preference pairs and how they are packed name fields of this component of a
+    config.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        path = f"components.{name}"
+        field = str(error.field)
+        if field not in _PAIR_FIELDS and not field.startswith("chosen["):
+            raise
+        named = (
+            f"{path}.{_PAIR_FIELDS[field]}" if field in _PAIR_FIELDS else f"{field} of {path}.cache"
+        )
+        cure = (error.cure or "").replace("packing: {}", f"{path}.packing: {{}}")
+        cure = cure.replace("pairs: false", f"{path}.pairs: false")
+        raise error.but(field=named, cure=cure) from error
 
 
 def _packed_store(

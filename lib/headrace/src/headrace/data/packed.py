@@ -19,16 +19,16 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, Unpack
+from weakref import WeakSet
 
 import numpy as np
 from jaxtyping import Int32, Int64
 
 from headrace.data.columns import Column, ColumnConfig
 from headrace.data.documents import DocumentFilter
-from headrace.data.pairs import check_pairs, is_of_pairs
 from headrace.data.rows import Pieces, RowSource
 from headrace.data.saved_filters import RemovedDocuments
-from headrace.data.token_seq import CacheDataset
+from headrace.data.token_seq import CHOSEN, CacheDataset, is_of_pairs
 from headrace.errors import ConfigError
 from headrace.order.intervals import run_numbers, starts
 from headrace.pack.items import Items
@@ -72,10 +72,10 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
         loss_mask: Leaf that marks the tokens to train on; ``auto``: the one of chats, if the cache
             has it; ``none``: train on all tokens. See :mod:`headrace.batch.masks`.
         columns: Further leaves for batches, by their names there; see :mod:`headrace.data.columns`.
-        pairs: Whether documents are preference pairs, alternately chosen and rejected
-            (:mod:`headrace.data.pairs`), which are packed with ``unit=2``; None: yes if the
-            cache marks the chosen ones, as caches built by headrace do. False: rejected answers are
-            trained on as chosen ones are.
+        pairs: Whether documents are preference pairs, alternately chosen and rejected (see
+            :func:`~headrace.data.token_seq.is_of_pairs`), which are packed with ``unit=2``; None:
+            yes if the cache marks the chosen ones, as caches built by headrace do. False: rejected
+            answers are trained on as chosen ones are.
         plans: Folder or URL for plans; None: ``plans`` in the cache's own folder.
         max_documents: Largest number of documents in a row, with ``algorithm="next_fit"``.
         capacity: Tokens up to which rows are filled; None: ``seq_len``. Less leaves room for what
@@ -139,7 +139,7 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
         )
         self.unit = unit = self.packing.unit or 1
         if self._pairs:
-            check_pairs(self.cache, unit, self.loss_mask)
+            _check_pairs(self.cache, unit, self.loss_mask)
         self.cache.check_unit(unit)
         spec = self.packing.spec(int(seq_len), self.cache.layout.chunk_elements)
         removed = self.removal
@@ -399,3 +399,52 @@ def pack_left(dataset: PackedTokenDataset, left: LeftPieces) -> PackedRows | Non
     start = left.start[number] + offset
     bounds = np.asarray(plan.bounds) * unit
     return dataset.packs_of(PackPlan(spec, bounds, items, plan.counts, start))
+
+
+_checked: WeakSet[TokenCache] = WeakSet()
+
+
+def _check_pairs(cache: TokenCache, unit: int, mask: str | None) -> None:
+    """Raises ConfigError unless the documents of a cache of pairs are alternately chosen and
+    rejected, are packed in units of two, and have a ``mask`` for the tokens of the answers.
+    """
+    if unit != 2:
+        raise ConfigError(
+            f"parts the two answers of each pair of {cache.path}",
+            field="unit",
+            value=unit,
+            cure="Leave it out: pairs are packed in units of 2. Or train on both answers as on"
+            " text: pairs: false.",
+        )
+    if mask is None:
+        raise ConfigError(
+            "says that all tokens are trained on, those of the prompts too",
+            field="loss_mask",
+            value="none",
+            cure="Leave it out (headrace build --kind preference writes the mask of the answers)."
+            " Or train on both answers as on text: pairs: false.",
+        )
+    if cache not in _checked:
+        _check_turns(cache)
+        _checked.add(cache)
+
+
+def _check_turns(cache: TokenCache) -> None:
+    """Raises ConfigError unless the leaf ``chosen`` of a cache, if there is one, alternates between
+    1 and 0.
+    """
+    if CHOSEN not in cache.leaves:
+        return
+    at = 0
+    for block in cache.leaf(CHOSEN).blocks():
+        wrong = np.flatnonzero(block.reshape(-1) != (np.arange(at, at + block.size) + 1) % 2)
+        if wrong.size:
+            number = at + int(wrong[0])
+            raise ConfigError(
+                f"is out of turn in {cache.path}: even documents are chosen, odd ones are rejected",
+                field=f"chosen[{number}]",
+                value=int(block.reshape(-1)[wrong[0]]),
+                cure="Build the cache with --kind preference. Or train on its documents as on"
+                " text: pairs: false.",
+            )
+        at += block.size

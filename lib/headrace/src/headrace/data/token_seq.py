@@ -39,7 +39,6 @@ from headrace.data.documents import (
 )
 from headrace.data.erased_rows import ErasedRows, Erasure
 from headrace.data.kept_sums import load_or_add_up
-from headrace.data.pairs import refuse_pairs_in_a_stream
 from headrace.data.rows import FurtherRows, Pieces, Rows, RowSource
 from headrace.data.saved_filters import RemovedDocuments, removed_once
 from headrace.errors import ConfigError, check_at_least, check_path, check_whole, command_line
@@ -58,6 +57,8 @@ CLEAN_ROWS = 256
 """After a gap, rows restart at a chunk's border if this many rows follow without a gap, which drops
 less than one row.
 """
+CHOSEN = "chosen"
+"""Leaf that marks the chosen documents."""
 
 
 class TokenRows(RowSource):
@@ -138,6 +139,41 @@ class TokenRows(RowSource):
         stretch = stretch[pieces.range]
         begin = pieces.start - self._first_stored[stretch]
         return Pieces(pieces.range, pieces.column, self._array_of[stretch], begin, pieces.size)
+
+
+def is_of_pairs(cache: TokenCache, said: bool | None) -> bool:
+    """Whether the documents of a cache are preference pairs: as ``said``, or None: as the cache
+    says, by its leaf ``chosen``.
+
+    Pairs stay together everywhere: they are packed by twos, with weight -1 for the rejected side,
+    and refused where rows would part them. ``pairs: false`` is the word with which both answers are
+    trained on as ordinary text.
+
+    Example:
+        >>> import headrace.testing
+        >>> is_of_pairs(headrace.testing.tiny_cache(documents=6), None)
+        False
+    """
+    if not isinstance(said, bool | None):
+        raise ConfigError(
+            "is neither true nor false", field="pairs", value=said, cure="Give True or False."
+        )
+    return CHOSEN in cache.leaves if said is None else said
+
+
+def refuse_pairs_in_a_stream(cache: TokenCache, said: bool | None) -> None:
+    """Raises ConfigError if the documents of a cache are pairs: rows that are cut from a stream
+    part them.
+    """
+    if is_of_pairs(cache, said):
+        raise ConfigError(
+            f"is missing, and {cache.path} holds preference pairs: rows of a stream would train on"
+            " rejected answers as on chosen ones",
+            field="packing",
+            cure="Pack them, which keeps pairs together (packing: {}; in Python"
+            " PackedTokenDataset). Or train on both"
+            " answers as on text: pairs: false.",
+        )
 
 
 RowsT = TypeVar("RowsT", bound=RowSource)
