@@ -1,11 +1,12 @@
 """What people get wrong, in configs, on the command line and in Python, and what they then read: a
-table beside this file, one row an input, with the message and with what it says to write instead,
-which is then tried.
+table beside this file, one row an input, with what its message is about and with what it says to
+write instead, which is then tried.
 
-``[wrong, message, cured]``: of ``configs`` lines of YAML that replace those of :data:`RUN` (after
-``RAW`` the whole file), checked by ``headrace config check``; of ``commands`` what follows
-``headrace``; of ``calls`` Python over :func:`names`. A row without a cure (null) has one that
-cannot be tried here. ``said`` are inputs that are taken, and what is said of them.
+``[wrong, subject, cured]``: the subject is the field and the value that the message names, all that
+stands before its first colon (a message without one, whole). The input is: of ``configs`` lines of
+YAML that replace those of :data:`RUN` (after ``RAW`` the whole file), checked by ``headrace config
+check``; of ``commands`` what follows ``headrace``; of ``calls`` Python over :func:`names`. A row without a cure
+(null) has one that cannot be tried here. ``said`` are inputs that are taken, and what is said of them.
 """
 
 from __future__ import annotations
@@ -128,9 +129,9 @@ def check_message(text: str) -> None:
         assert word not in text
 
 
-def check_subject(said: str, message: str) -> None:
-    """What is said names the field and the value of ``message``; its words may be others."""
-    assert said.partition(": ")[0] == message.partition(": ")[0]
+def check_subject(said: str, subject: str) -> None:
+    """What is said is about ``subject``, and is a message as all are."""
+    assert said.partition(": ")[0] == subject
     check_message(said)
 
 
@@ -147,14 +148,14 @@ def config_text(lines: str) -> str:
     )
 
 
-@pytest.mark.parametrize(("wrong", "message", "cured"), TABLE["configs"])
-def test_a_config(workplace, monkeypatch, capsys, wrong, message, cured):
+@pytest.mark.parametrize(("wrong", "subject", "cured"), TABLE["configs"])
+def test_a_config(workplace, monkeypatch, capsys, wrong, subject, cured):
     monkeypatch.chdir(workplace)
     monkeypatch.setattr(sys, "argv", [])
     Path("wrong.yaml").write_text(config_text(wrong))
     status, _, said = run(capsys, "config", "check", "wrong.yaml", "--hosts", "1")
     assert status == 2
-    check_subject(said.removeprefix("error ").strip(), message)
+    check_subject(said.removeprefix("error ").strip(), subject)
     if cured is None:
         return
     Path("wrong.yaml").write_text(config_text(cured))
@@ -171,11 +172,11 @@ def busy() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-@pytest.mark.parametrize(("wrong", "message", "cured"), TABLE["commands"])
-def test_a_command(fresh, capsys, busy, wrong, message, cured):
+@pytest.mark.parametrize(("wrong", "subject", "cured"), TABLE["commands"])
+def test_a_command(fresh, capsys, busy, wrong, subject, cured):
     status, _, said = run(capsys, *shlex.split(wrong.replace("{busy}", str(busy))))
     assert status == 2
-    check_subject(said.replace(str(busy), "{busy}").removeprefix("error ").strip(), message)
+    check_subject(said.replace(str(busy), "{busy}").removeprefix("error ").strip(), subject)
     if cured is not None:
         status, _, said = run(capsys, *shlex.split(cured))
         assert status in (0, 1), said
@@ -200,11 +201,11 @@ def names(fresh: Path) -> Iterator[dict[str, Any]]:
         }
 
 
-@pytest.mark.parametrize(("wrong", "message", "cured"), TABLE["calls"])
-def test_a_call(names, wrong, message, cured):
+@pytest.mark.parametrize(("wrong", "subject", "cured"), TABLE["calls"])
+def test_a_call(names, wrong, subject, cured):
     with pytest.raises(HeadraceError) as error:
         eval(wrong, names)
-    check_subject(str(error.value), message)
+    check_subject(str(error.value), subject)
     eval(cured, names)
 
 

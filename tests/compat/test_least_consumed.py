@@ -22,7 +22,7 @@ def test_counts_of_active_sources_differ_by_one_sample_at_most(ls, seed):
     tokens = np.zeros(len(ls), int)
     rows = np.zeros(len(ls), int)
     longest = max(max(x, default=0) for x in ls)
-    for k in plan.sequence(0, plan.length).tolist():
+    for k in plan.sequence(0, plan.ends_after).tolist():
         tokens[k] += ls[k][rows[k]]
         rows[k] += 1
         active = [d for d, x in enumerate(ls) if rows[d] < len(x)]
@@ -34,14 +34,14 @@ def test_counts_of_active_sources_differ_by_one_sample_at_most(ls, seed):
 @given(lengths, st.integers(0, 99), st.data())
 def test_the_plan_has_random_access(ls, seed, data):
     whole = LeastConsumedPlan(ls, BatchSchedule(1), seed)
-    cut = data.draw(st.integers(0, whole.length))
+    cut = data.draw(st.integers(0, whole.ends_after))
     fresh = LeastConsumedPlan(ls, BatchSchedule(4), seed)
     assert (
         fresh.sequence(cut, cut + 9).tolist()
-        == whole.sequence(0, whole.length)[cut : cut + 9].tolist()
+        == whole.sequence(0, whole.ends_after)[cut : cut + 9].tolist()
     )
-    rest, _ = fresh.walk(whole.state_at(cut), cut, whole.length - cut)
-    assert rest == whole.sequence(cut, whole.length).tolist()
+    rest, _ = fresh.walk(whole.state_at(cut), cut, whole.ends_after - cut)
+    assert rest == whole.sequence(cut, whole.ends_after).tolist()
 
 
 def slow_order(
@@ -85,7 +85,7 @@ def test_sources_come_and_go_with_stages(ls, seed, data):
     stages = [(first, data.draw(everyone)) for first in (0, *borders)]
     wanted = slow_order(ls, stages, seed)
     plan = LeastConsumedPlan(ls, BatchSchedule(1), seed, stages=stages)
-    assert plan.length == len(wanted)
+    assert plan.ends_after == len(wanted)
     assert plan.sequence(0, len(wanted) + 5).tolist() == wanted
     assert plan.supply().tolist() == np.bincount(wanted, minlength=len(ls)).tolist()
     cut = data.draw(st.integers(0, len(wanted)))

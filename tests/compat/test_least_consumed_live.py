@@ -37,7 +37,7 @@ def test_orders_are_those_of_nanoschnack(case):
     plan = LeastConsumedPlan(
         case["sample_lengths"], BatchSchedule(1), case["seed"], case["start_counts"]
     )
-    assert plan.sequence(0, plan.length).tolist() == case["order"]
+    assert plan.sequence(0, plan.ends_after).tolist() == case["order"]
     sources = named(case["sample_lengths"])
     counts = dict(zip(sources, case["start_counts"], strict=True))
     streamed = build_interleaved_dataset(sources, int, token_counts=counts, seed=case["seed"])
@@ -59,7 +59,7 @@ def test_states_are_those_of_nanoschnack(case):
 @given(lengths, st.integers(0, 99))
 def test_plan_and_stream_agree(ls, seed):
     plan = LeastConsumedPlan(ls, BatchSchedule(3), seed)
-    expected = [str(k) for k in plan.sequence(0, plan.length)]
+    expected = [str(k) for k in plan.sequence(0, plan.ends_after)]
     assert stream(named(ls), LeastConsumed(list(named(ls)), seed)) == expected
 
 

@@ -78,7 +78,7 @@ def test_every_quota_of_every_stage_is_reached(parts, size):
     plan = StagePlan([PlannedStage(str(i), w, 10 * n) for i, (w, n) in enumerate(parts)], 10)
     stream = StageStream(plan, BatchSchedule(size))
     ends = np.cumsum([0, *plan.examples])
-    assert stream.supply().sum() == stream.length == ends[-1] == sum(n for _, n in parts)
+    assert stream.supply().sum() == stream.ends_after == ends[-1] == sum(n for _, n in parts)
     for k, quotas in enumerate(plan.quotas):
         drawn = stream.sequence(int(ends[k]), int(ends[k + 1]))
         assert np.bincount(drawn, minlength=len(plan.names)).tolist() == list(quotas)

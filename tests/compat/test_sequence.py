@@ -31,7 +31,7 @@ policies = st.one_of(
 )
 def test_any_stretch_in_any_order_is_cut_from_one_sequence(policy, stretches):
     whole, state = policy.walk(
-        policy.initial_state(), 0, min(4 * STRETCH, policy.length or 4 * STRETCH)
+        policy.initial_state(), 0, min(4 * STRETCH, policy.ends_after or 4 * STRETCH)
     )
     for first, size in stretches:
         assert policy.sequence(first, first + size).tolist() == whole[first : first + size]

@@ -19,6 +19,7 @@ from headrace.config import LmDataConfig, load_config
 from headrace.config.parsing import Slot, decode, fields_of
 from headrace.config.schema import attribute_texts, json_schema
 from headrace.errors import ConfigError
+from headrace.mix.plan import policy_names
 
 SCHEMA = json_schema(LmDataConfig)
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
@@ -110,7 +111,7 @@ WORDS = [
     *("keep", "split", "drop", "truncate", "truncate_start", "error"),
     *("bfd", "wfd", "ffd", "next_fit", "bfd_split", "wrap", "windowed"),
     *("restart", "first_exhausted", "all_exhausted", "pad", "fill"),
-    *("quota", "swrr", "greedy", "exhaustive", "least_consumed", "whole_batches", "969,30,1"),
+    *(*policy_names(), "969,30,1"),
     *("examples", "tokens", "content_tokens", "trained_tokens", "locality", "stream"),
     *("braid", "block", "feistel", "linear", "blocks", "documents", "start"),
 ]

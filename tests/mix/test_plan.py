@@ -13,7 +13,7 @@ from headrace.errors import ConfigError
 from headrace.mix import BatchSchedule
 from headrace.mix.blend import Blend
 from headrace.mix.draws import Draws
-from headrace.mix.plan import POLICIES, Plan, plan_of, policy_kind
+from headrace.mix.plan import POLICIES, Plan, plan_of, policy_kind, policy_names
 from headrace.mix.policy import MixingPolicy
 from headrace.mix.stages import Stage
 
@@ -85,3 +85,13 @@ def test_quota_is_the_default_and_takes_everything():
 def test_what_a_policy_does_not_know(name, weights, extra, said):
     with pytest.raises(ConfigError, match=said):
         policy(name, weights, **extra)
+
+
+@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize("first_steps", [[], [5], [1, 4], [0, 4, 4], [0, 9, 4]])
+def test_stages_out_of_order_are_refused_with_every_policy(
+    policy: str, first_steps: list[int]
+) -> None:
+    stages = [Stage(step, Blend({"a": 1, "b": 1})) for step in first_steps]
+    with pytest.raises(ConfigError, match=r"^stages\[\d\]\.step"):
+        plan_of(stages, policy, "ab", BatchSchedule(8))

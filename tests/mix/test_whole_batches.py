@@ -11,7 +11,7 @@ from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.mix import BatchSchedule
 from headrace.mix.blend import Blend
 from headrace.mix.stages import Stage
-from headrace.mix.whole_batches import WholeBatches, check_whole
+from headrace.mix.whole_batches import WholeBatches, check_batches
 from headrace.pack import PackingConfig
 from headrace.testing import write_cache
 from headrace.testing.caches import random_documents
@@ -83,7 +83,7 @@ def test_what_it_cannot_keep_is_refused(tmp_path):
             policy="whole_batches",
         )
     assert caught.value.field == "components.a.max_share"
-    check_whole(BatchSchedule(3), {})
+    check_batches(BatchSchedule(3), {})
 
 
 @pytest.mark.parametrize("max_epochs", [None, 3.0])

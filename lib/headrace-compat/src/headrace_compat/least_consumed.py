@@ -132,7 +132,7 @@ class LeastConsumedPlan(SequencePolicy[PlanState]):
         self._seed = seed
         self._members = dict(stages or [(0, range(len(self._lengths)))])
         super().__init__(len(self._lengths), batch)
-        self.length = self._end()
+        self.ends_after = self._end()
 
     def initial_state(self) -> PlanState:
         return (
@@ -177,8 +177,8 @@ class LeastConsumedPlan(SequencePolicy[PlanState]):
         )
 
     def supply(self) -> Int64[np.ndarray, " d"]:
-        if len(self._members) > 1 and self.length is not None:
-            return self.counts_before(self.length)
+        if len(self._members) > 1 and self.ends_after is not None:
+            return self.counts_before(self.ends_after)
         everyone = {d for members in self._members.values() for d in members}
         most = [UNLIMITED if n is None else n for n in self._samples]
         return np.array([n if d in everyone else 0 for d, n in enumerate(most)], np.int64)

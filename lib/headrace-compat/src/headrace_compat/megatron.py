@@ -31,11 +31,11 @@ class _LargestShortfall(SequencePolicy[tuple[int, ...]]):
         weights: np.ndarray,
         supply: Int64[np.ndarray, " d"],
         batch: BatchSchedule,
-        length: int | None = None,
+        ends_after: int | None = None,
     ) -> None:
         self._weights: Float64[np.ndarray, " d"] = weights / weights.sum()
         self._supply = supply
-        super().__init__(len(weights), batch, length)
+        super().__init__(len(weights), batch, ends_after)
 
     def initial_state(self) -> tuple[int, ...]:
         return (0,) * len(self._weights)

@@ -92,16 +92,18 @@ class SequencePolicy(MixingPolicy, Generic[State]):
     Thread-safe.
 
     Subclasses define the state before the first example and how a stretch is computed from a state.
-    ``length`` is the total number of examples, None if it is endless. The last step may have fewer
-    than its batch.
+    ``ends_after`` is the total number of examples, None if it is endless. The last step may have
+    fewer examples than its batch.
     """
 
-    def __init__(self, components: int, batch: BatchSchedule, length: int | None = None) -> None:
+    def __init__(
+        self, components: int, batch: BatchSchedule, ends_after: int | None = None
+    ) -> None:
         if components < 1:
             raise ConfigError("needs at least one", field="components", value=components)
         self.components = components
         self.batch = batch
-        self.length = length
+        self.ends_after = ends_after
         start = (self.initial_state(), np.zeros(components, np.int64))
         self._saved: _SavedStates[tuple[State, Int64[np.ndarray, " d"]]] = _SavedStates(start)
         # The latest few, filled without a lock, as in Quota: threads that meet store equal values.
@@ -124,7 +126,7 @@ class SequencePolicy(MixingPolicy, Generic[State]):
 
     def sequence(self, first: int, stop: int) -> Int32[np.ndarray, " n"]:
         """Components of the examples ``first .. stop``, cut at the end of the sequence."""
-        stop = stop if self.length is None else min(stop, self.length)
+        stop = stop if self.ends_after is None else min(stop, self.ends_after)
         if stop <= first:
             return np.zeros(0, np.int32)
         parts = [self._stretch(s) for s in range(first // STRETCH, (stop - 1) // STRETCH + 1)]
@@ -134,9 +136,9 @@ class SequencePolicy(MixingPolicy, Generic[State]):
     def components_at(self, step: int) -> Int32[np.ndarray, " b"]:
         """Component of each row of ``step``, in stream order."""
         first, size = self.batch.rows_at(step)
-        if self.length is not None and first >= self.length:
+        if self.ends_after is not None and first >= self.ends_after:
             raise IndexOutOfRangeError(
-                f"the mixture ends after {self.length} examples", field="step", value=step
+                f"the mixture ends after {self.ends_after} examples", field="step", value=step
             )
         return self.sequence(first, first + size)
 
@@ -155,14 +157,14 @@ class SequencePolicy(MixingPolicy, Generic[State]):
         )
 
     def check_limits(self, step: int) -> None:
-        """Does nothing: limits end it like its own rule, at ``length``."""
+        """Does nothing: limits end it like its own rule, at ``ends_after``."""
 
     def anchor_at(self, step: int) -> Anchor:
         """See :class:`~headrace.mix.policy.MixingPolicy`."""
         first = self.batch.rows_at(step)[0]
-        if self.length is not None and first > self.length:
+        if self.ends_after is not None and first > self.ends_after:
             raise IndexOutOfRangeError(
-                f"the mixture ends after {self.length} examples", field="step", value=step
+                f"the mixture ends after {self.ends_after} examples", field="step", value=step
             )
         stretch = self._anchored(self._checked(first)) // STRETCH
         state, counts = self._state_before(stretch)
@@ -171,7 +173,7 @@ class SequencePolicy(MixingPolicy, Generic[State]):
     def use_anchor(self, anchor: Mapping[str, object]) -> None:
         """See :class:`~headrace.mix.policy.MixingPolicy`."""
         stretch = anchor_integer(anchor, "stretch", most=1 << 50)
-        if self.length is not None and stretch * STRETCH > self.length:
+        if self.ends_after is not None and stretch * STRETCH > self.ends_after:
             raise refused("is of a longer sequence")
         drawn = anchor_integers(
             anchor, "drawn", self.components, padded=True
@@ -193,14 +195,14 @@ class SequencePolicy(MixingPolicy, Generic[State]):
     def supply(self) -> Int64[np.ndarray, " d"]:
         return (
             np.full(self.components, UNLIMITED)
-            if self.length is None
-            else self.counts_before(self.length)
+            if self.ends_after is None
+            else self.counts_before(self.ends_after)
         )
 
     def _checked(self, index: int) -> int:
         if index < 0:
             raise IndexOutOfRangeError("is negative", field="index", value=index)
-        return int(index) if self.length is None else min(int(index), self.length)
+        return int(index) if self.ends_after is None else min(int(index), self.ends_after)
 
     def _anchored(self, index: int) -> int:
         """The example whose state is needed for that of ``index``."""
@@ -214,7 +216,11 @@ class SequencePolicy(MixingPolicy, Generic[State]):
         return latest.drawn
 
     def _size(self, stretch: int) -> int:
-        return STRETCH if self.length is None else min(STRETCH, self.length - stretch * STRETCH)
+        return (
+            STRETCH
+            if self.ends_after is None
+            else min(STRETCH, self.ends_after - stretch * STRETCH)
+        )
 
     def _state_before(self, stretch: int) -> tuple[State, Int64[np.ndarray, " d"]]:
         """State and counts before a stretch."""

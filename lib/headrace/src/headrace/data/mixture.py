@@ -283,7 +283,7 @@ class MixtureDataset(WrappingDataset):
         end the mixture.
         """
         end = None if num_steps is None else self.batch_schedule.rows_at(num_steps)[0]
-        last = self.draws.policy.length
+        last = self.draws.policy.ends_after
         if self.stop_strategy == "restart":
             if last is None and not any(limit is not None for limit in self.limits.values()):
                 return end
@@ -767,7 +767,7 @@ def _falls_short(mixture: MixtureDataset, step: int) -> bool:
     """Whether limits leave some step before ``step`` without a full batch."""
     if _ends_before(mixture, step):
         return True
-    if mixture.draws.policy.length is not None:
+    if mixture.draws.policy.ends_after is not None:
         return False
     return int(mixture.draws.starts_at(step).sum()) < mixture.batch_schedule.rows_at(step)[0]
 

@@ -50,8 +50,8 @@ from headrace.mix.schedule import (
     weight_from_config,
 )
 from headrace.mix.stage_config import AmendmentConfig, StageConfig, check_epochs
-from headrace.mix.stages import Stage, Stages, check_components
-from headrace.mix.whole_batches import WholeBatches, check_whole
+from headrace.mix.stages import Stage, Stages, check_components, check_first_steps
+from headrace.mix.whole_batches import WholeBatches, check_batches
 
 
 class TokensInOrder(Protocol):
@@ -600,7 +600,7 @@ class WholeBatchesKind(PolicyKind):
     """``policy: whole_batches``."""
 
     def check(self, config: MixtureConfig) -> None:
-        check_whole(config.batch, config.max_share)
+        check_batches(config.batch, config.max_share)
 
     def make(self, plan: Plan) -> WholeBatches:
         return WholeBatches(plan.names, plan.stages, plan.batch, plan.limits, plan.planned)
@@ -648,7 +648,8 @@ def check_unit(unit: str, policy: str, counted: CountedTokens | None, phases: in
         )
     if counted is not None and not policy_kind(policy).counts_tokens:
         cure = (
-            "Use policy: quota or least_consumed; or unit: tokens, which counts the places of rows."
+            "Use policy: quota (or least_consumed, of headrace-compat); or unit: tokens, which"
+            " counts the places of rows."
         )
         raise ConfigError(f"is not known to policy: {policy}", field="unit", value=unit, cure=cure)
 
@@ -673,4 +674,5 @@ def plan_of(
         raise ConfigError(
             "is neither a mapping nor a list of stages", field="weights", value=weights, cure=cure
         )
+    check_first_steps(stages)
     return Plan(names, stages, batch, policy_kind(policy).make)

@@ -3,7 +3,10 @@ policies, with defaults.
 
 A policy is pure: any step, any number of times, gives the same result. Subclasses implement
 ``starts_at``, ``components_at`` and ``supply``; the other methods have defaults that work for any
-policy.
+policy. Ordinals count over the whole run: ``starts_at`` says where those of a step begin, and
+:mod:`headrace.mix.draws` makes of them epochs, skipped steps and the end of the data. A policy that
+always draws alike, whatever the sizes of components, sets ``follows_sizes = False``: then it is not
+made anew where rows change their length.
 
 An **anchor** is the exact state of a policy before a step, as JSON: it saves another process from
 counting up to that step (2 us per step for ``quota``, 2 us per example for the others). It only
@@ -43,7 +46,7 @@ class MixingPolicy(abc.ABC):
             row, so that the draws of a run change with them.
         components: Number of components D.
         batch: Examples per step.
-        length: Examples after which it ends by its own rule; None: only limits end it.
+        ends_after: Examples after which it ends by its own rule; None: only limits end it.
 
     Example:
         >>> class Alternate(MixingPolicy):
@@ -65,7 +68,7 @@ class MixingPolicy(abc.ABC):
     follows_sizes: ClassVar[bool] = True
     components: int
     batch: BatchSchedule
-    length: int | None = None
+    ends_after: int | None = None
 
     @abc.abstractmethod
     def starts_at(self, step: int) -> Int64[np.ndarray, " d"]:
@@ -115,7 +118,10 @@ class MixingPolicy(abc.ABC):
 
     def describe(self) -> dict[str, Any]:
         """What distinguishes it from other policies over equal stages, sizes and limits, as JSON
-        values.
+        values: its settings, too, or a run could go on with others.
+
+        They stand beside what the dataset says of itself (``names``, ``components``, ``stages``,
+        ``batch_size``, ``limits``, ``stop_strategy``), whose names they must not have.
         """
         return {"policy": self.name}
 

@@ -104,6 +104,30 @@ class Stage:
         }
 
 
+def check_first_steps(stages: Sequence[Stage]) -> None:
+    """Raises ConfigError unless the first stage begins at step 0, and each other one after the one
+    before it.
+
+    Example:
+        >>> check_first_steps([Stage(5, Blend({"web": 1}))])
+        Traceback (most recent call last):
+        headrace.errors.ConfigError: stages[0].step = 5: must begin at step 0. Add a first stage.
+    """
+    if not stages or stages[0].first_step != 0:
+        first = stages[0].first_step if stages else None
+        raise ConfigError(
+            "must begin at step 0", field="stages[0].step", value=first, cure="Add a first stage."
+        )
+    for previous, next_stage in pairwise(stages):
+        if not previous.first_step < next_stage.first_step <= MAX_STEP:
+            raise ConfigError(
+                f"does not begin after the stage before it, at step {previous.first_step}",
+                field=f"stages[{next_stage.name or stages.index(next_stage)}].step",
+                value=next_stage.first_step,
+                cure="Sort the stages; each needs a step of its own.",
+            )
+
+
 def check_components(names: Sequence[str], stages: Iterable[Stage]) -> None:
     """Raises ConfigError if a stage names an unknown component, or a component has no weight
     anywhere, not even 0.
@@ -178,22 +202,7 @@ class Stages(MixingPolicy):
         limits: Sequence[int | None] | None = None,
         planned: int | None = None,
     ) -> None:
-        if not stages or stages[0].first_step != 0:
-            first = stages[0].first_step if stages else None
-            raise ConfigError(
-                "must begin at step 0",
-                field="stages[0].step",
-                value=first,
-                cure="Add a first stage.",
-            )
-        for previous, next_stage in pairwise(stages):
-            if not previous.first_step < next_stage.first_step <= MAX_STEP:
-                raise ConfigError(
-                    f"does not begin after the stage before it, at step {previous.first_step}",
-                    field=f"stages[{next_stage.name or stages.index(next_stage)}].step",
-                    value=next_stage.first_step,
-                    cure="Sort the stages; each needs a step of its own.",
-                )
+        check_first_steps(stages)
         self.names = tuple(names)
         self.stages = tuple(stages)
         self.batch = batch

@@ -52,7 +52,7 @@ class WholeBatches(MixingPolicy):
         limits: Sequence[int | None],
         planned: int | None = None,
     ) -> None:
-        check_whole(batch, {n: s for stage in stages for n, s in stage.max_share.items()})
+        check_batches(batch, {n: s for stage in stages for n, s in stage.max_share.items()})
         self.batch = batch
         self.components = len(names)
         self._rows = batch.max_size
@@ -84,7 +84,7 @@ class WholeBatches(MixingPolicy):
         self._batches.use_anchor(anchor)
 
 
-def check_whole(batch: BatchSchedule, max_share: Mapping[str, float]) -> None:
+def check_batches(batch: BatchSchedule, max_share: Mapping[str, float]) -> None:
     """Raises ConfigError for settings that batches of one component cannot meet."""
     if len(batch.points) > 1:
         cure = "Keep one batch_size, or use policy: quota."
