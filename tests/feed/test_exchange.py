@@ -227,11 +227,7 @@ def test_functions_see_rows_where_they_are_read_and_padding_as_ever(tmp_path):
         stats = IterationStats()
         order = BatchOrder(dataset.map(function))
         planned = PlannedReader(order, host, 1 << 20, stats, Grouping(0), exchange=exchange)
-        return list(
-            MappedReader(planned, dataset, [function], dataset.batch_schedule, stats).batches(
-                0, steps
-            )
-        )
+        return list(MappedReader(planned, order, stats).batches(0, steps))
 
     steps = DataLoader(dataset, **one_device()).num_steps
     hosts = [Host(holders, number) for number in range(3)]

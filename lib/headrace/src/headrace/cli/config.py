@@ -20,8 +20,8 @@ from headrace.cli.options import (
     Schedule,
     Settings,
     cache_at,
+    host_numbers,
     load_target,
-    parse_list,
     parse_shares,
 )
 from headrace.cli.shown import (
@@ -89,7 +89,7 @@ def check(
             plan = RunPlan.of(
                 loaded,
                 look=not declared,
-                hosts=parse_list("--hosts", hosts, int, "1,8,64") or [1],
+                hosts=host_numbers(hosts) or [1],
                 icc=parse_shares(icc, "--icc"),
                 schedule=schedule,
                 optimizer=optimizer,

@@ -192,6 +192,11 @@ def parse_list(
         raise ConfigError("is not a list of numbers", field=option, value=text, cure=cure) from None
 
 
+def host_numbers(text: str | None) -> list[int] | None:
+    """Parses ``--hosts``; None if it was not typed."""
+    return parse_list("--hosts", text, int, "1,8,64")
+
+
 def named_values(
     option: str,
     items: Iterable[str],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import parse_list, refuse_typed
+from headrace.cli.options import host_numbers, refuse_typed
 from headrace.cli.shown import say, working
 from headrace.errors import ConfigError
 from headrace.numbers import in_bytes
@@ -87,10 +87,10 @@ def command(
     if len(others) > 1:
         cure = "Name two at most."
         raise ConfigError("is a third run", field="OTHER", value=others[1], cure=cure)
-    host_numbers = parse_list("--hosts", hosts, int, "1,8,64")
+    of_hosts = host_numbers(hosts)
     with working("looking at the run"):
-        facts = gather(target, overrides, hosts=host_numbers, must_exist=not live)
-        other = gather(others[0], overrides, hosts=host_numbers) if others else None
+        facts = gather(target, overrides, hosts=of_hosts, must_exist=not live)
+        other = gather(others[0], overrides, hosts=of_hosts) if others else None
     if as_json:
         contents = _as_json(facts) if other is None else _both_as_json(facts, other)
         say(json.dumps(contents, allow_nan=False))

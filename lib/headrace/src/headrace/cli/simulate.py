@@ -20,7 +20,7 @@ from headrace.cli.options import (
     Optimizer,
     Schedule,
     Settings,
-    parse_list,
+    host_numbers,
     parse_shares,
 )
 from headrace.cli.shown import figures_table, say, say_json, show_judgments, terminal, working
@@ -85,7 +85,7 @@ def command(
     from headrace.analysis.simulate.forecast import DEFAULT_ROWS, Prices
     from headrace.config.lm_data import load_config
 
-    host_counts = parse_list("--hosts", hosts, int, "1,8,64") or [1]
+    host_counts = host_numbers(hosts) or [1]
     if csv is not None:
         _check_csv(csv)
     run = RunPlan.of(

@@ -42,7 +42,6 @@ from headrace.metrics import IterationStats, ReadStats
 from headrace.mix.schedule import (
     BatchSchedule,
     DataEnd,
-    data_end,
     held_rows,
     repeated_from,
 )
@@ -144,8 +143,6 @@ class PlannedReader(BatchReader):
         stats = stats or IterationStats()
         self._stats = stats.reads
         self._waits = stats.waits
-        self._dataset = dataset
-        self._schedule = order.schedule
         self._end = order.data_end
         self._placement = placement
         self._rows = RunRows(dataset, order.schedule, order.row_order)
@@ -308,7 +305,7 @@ class PlannedReader(BatchReader):
         plan = steps.plan
         rows = steps.row_slice
         # It serves all steps of a plan.
-        served = self._dataset.at_step(plan.first_step + steps.first)[0]
+        served = self._rows.dataset.at_step(plan.first_step + steps.first)[0]
         source_id = _at_places(steps, plan.source[rows].astype(np.int32), blank=-1)
         mask, extras = self._of_batch(columns, served) if columns else (None, None)
         if mask is not None and mask.shape[1] == plan.seq_len:
@@ -357,7 +354,7 @@ class PlannedReader(BatchReader):
         count = rows.stop - rows.start
         stats.examples_requested += count
         numbers = range(plan.first_step + steps.first, plan.first_step + steps.stop)
-        count_last_batch(stats, self._schedule, self._end, numbers, self._placement)
+        count_last_batch(stats, self._rows.schedule, self._end, numbers, self._placement)
         stats.unique_examples += int(plan.distinct[of_steps].sum())
         stats.coalesced_ranges += int(plan.ranges[of_steps].sum())
         stats.bytes_delivered += count * row_bytes
@@ -447,20 +444,14 @@ class MappedReader(BatchReader):
     are slow, batches are delivered one by one.
     """
 
-    def __init__(
-        self,
-        reader: PlannedReader,
-        dataset: PlannedDataset,
-        functions: Sequence[Callable[[Any], Any]],
-        schedule: BatchSchedule,
-        stats: IterationStats,
-    ) -> None:
+    def __init__(self, reader: PlannedReader, order: BatchOrder, stats: IterationStats) -> None:
+        dataset = order.planned
+        assert dataset is not None
         self._reader = reader
-        self._dataset = dataset
+        self._order = order
         self._maker = BatchMaker(dataset.eos_id, dataset.pairs)
-        # A name may need digests of arrays.
-        self._functions = [(f, f"map({function_name(f)})") for f in functions]
-        self._schedule = schedule
+        # Once: a name may need digests of arrays.
+        self._functions = [(f, f"map({function_name(f)})") for f in order.functions]
         self._waits = stats.waits
 
     @property
@@ -496,8 +487,7 @@ class MappedReader(BatchReader):
             if not isinstance(batch, PackedBatch) and not jax.tree.leaves(batch):
                 cure = "Has it lost its `return`?"
                 raise ConfigError("gives no arrays", field=name, value=batch, cure=cure)
-        end = data_end(self._schedule, self._dataset.length)
-        batch = pad_batch(batch, inside, end, self._schedule, step)
+        batch = pad_batch(batch, inside, self._order, step)
         return read._replace(arrays=batch) if isinstance(read, PooledRows) else batch
 
     def interrupt(self) -> None:
@@ -520,7 +510,7 @@ def open_batch_reader(
 ) -> BatchReader:
     """The reader of this process's part of the batches of ``order``."""
     if order.planned is None:
-        return AsyncReader(order.dataset, order.schedule, placement, stats)
+        return AsyncReader(order, placement, stats)
     reader = PlannedReader(
         order,
         placement,
@@ -533,7 +523,7 @@ def open_batch_reader(
     )
     if not order.functions:
         return reader
-    return MappedReader(reader, order.planned, order.functions, order.schedule, stats)
+    return MappedReader(reader, order, stats)
 
 
 class AsyncReader(BatchReader):
@@ -543,15 +533,9 @@ class AsyncReader(BatchReader):
     ``get_batch`` can be interrupted where it awaits something; nothing stays open between batches.
     """
 
-    def __init__(
-        self,
-        dataset: AsyncDataset[Any],
-        schedule: BatchSchedule,
-        placement: Placement,
-        stats: IterationStats,
-    ) -> None:
-        self._dataset = dataset
-        self._schedule = schedule
+    def __init__(self, order: BatchOrder, placement: Placement, stats: IterationStats) -> None:
+        self._order = order
+        self._dataset: AsyncDataset[Any] = order.dataset
         self._placement = placement
         self._stats = stats.reads
         self._waits = stats.waits
@@ -587,10 +571,11 @@ class AsyncReader(BatchReader):
             yield [self._batch(step)]
 
     def _batch(self, step: int) -> Any:
-        begin, size = self._schedule.rows_at(step)
+        schedule = self._order.schedule
+        begin, size = schedule.rows_at(step)
         rows = begin + self._placement.local_rows(size)
         length = self._dataset.length
-        stored_rows = int(held_rows(self._schedule, length, np.asarray([step]))[0])
+        stored_rows = int(held_rows(schedule, length, np.asarray([step]))[0])
         inside = rows < begin + stored_rows
         rows = repeated_from(rows, length)
         what = f"get_batch of {type(self._dataset).__name__}"
@@ -598,9 +583,9 @@ class AsyncReader(BatchReader):
             batch = run_blocking(self._read(np.where(inside, rows, 0)))
         self._stats.examples_requested += int(inside.sum())
         self._stats.unique_examples += int(inside.sum())
-        end = data_end(self._schedule, length)
-        count_last_batch(self._stats, self._schedule, end, range(step, step + 1), self._placement)
-        return pad_batch(batch, inside, end, self._schedule, step)
+        end = self._order.data_end
+        count_last_batch(self._stats, schedule, end, range(step, step + 1), self._placement)
+        return pad_batch(batch, inside, self._order, step)
 
 
 def count_last_batch(
@@ -624,18 +609,17 @@ def count_last_batch(
         stats.dropped_rows += int((rows < end.dropped_rows).sum())
 
 
-def pad_batch(
-    batch: Any, inside: np.ndarray, end: DataEnd | None, schedule: BatchSchedule, step: int
-) -> Any:
+def pad_batch(batch: Any, inside: np.ndarray, order: BatchOrder, step: int) -> Any:
     """The batch of a step, with rows that are not ``inside`` the dataset marked as padding.
 
     If padding is needed and batches cannot mark it, every step raises ConfigError, so that a run
     does not fail only at the end of its data.
     """
+    end = order.data_end
     if end is None or end.padded_rows == 0:
         return batch
     last = end.num_steps - 1
-    size = schedule.rows_at(last)[1]
+    size = order.schedule.rows_at(last)[1]
     if not isinstance(batch, PackedBatch):
         raise ConfigError(
             f"fills its last batch, step {last}, only to {size - end.padded_rows} of {size} rows,"

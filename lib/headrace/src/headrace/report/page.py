@@ -46,20 +46,26 @@ _REST = 20
 def sections(facts: ReportFacts) -> list[Section]:
     """All parts of a report, in their order."""
     plan = facts.plan
-    blocks = [run_sections.summary_section(facts), *run_sections.course_sections(facts)]
+    parts = [run_sections.summary_section(facts), *run_sections.course_sections(facts)]
     if plan is not None:
-        steps_done = facts.records.steps_done
-        blocks += [
-            plan_sections.mixture_section(plan, steps_done),
+        parts += [
+            plan_sections.mixture_section(plan, facts.records.steps_done),
             plan_sections.order_section(plan),
+            plan_sections.documents_section(plan),
+            plan_sections.forecast_section(plan),
         ]
-        blocks += [plan_sections.documents_section(plan), plan_sections.forecast_section(plan)]
     if facts.records.figures:
-        blocks.append(run_sections.figures_section(facts.records.figures))
-    blocks += [run_sections.reads_section(facts), run_sections.waiting_section(facts)]
-    blocks += [run_sections.stalls_section(facts), run_sections.provenance_section(facts)]
-    blocks.append(run_sections.amendments_section(facts))
-    return [*blocks, plan_sections.config_section(plan)] if plan is not None else blocks
+        parts.append(run_sections.figures_section(facts.records.figures))
+    parts += [
+        run_sections.reads_section(facts),
+        run_sections.waiting_section(facts),
+        run_sections.stalls_section(facts),
+        run_sections.provenance_section(facts),
+        run_sections.amendments_section(facts),
+    ]
+    if plan is not None:
+        parts.append(plan_sections.config_section(plan))
+    return parts
 
 
 def state(facts: ReportFacts) -> dict[str, Any]:

@@ -78,8 +78,14 @@ def mixture_section(plan: PlanFacts, steps_done: int) -> Section:
     ]
     heads = columns(
         "source",
-        *("target", "actual", "largest error, rows", "rows", "tokens", "epochs"),
-        *("epochs so far", "next epoch near step"),
+        "target",
+        "actual",
+        "largest error, rows",
+        "rows",
+        "tokens",
+        "epochs",
+        "epochs so far",
+        "next epoch near step",
         left=1,
     )
     blocks.append(Table(heads, rows, f"Planned for {n.count(steps)} steps"))
@@ -134,7 +140,7 @@ def order_section(plan: PlanFacts) -> Section:
         ]
         for c in plan.plan.components
     ]
-    heads = (
+    heads = columns(
         "source",
         "shuffle",
         "strands",
@@ -142,14 +148,15 @@ def order_section(plan: PlanFacts) -> Section:
         "tokens per chunk",
         "open, all hosts",
         "similarity",
+        left=2,
     )
-    blocks.append(Table(columns(*heads, left=2), rows))
-    text = (
-        "Similarity: share of the variance of the loss between blocks (ICC), and the resulting"
-        " excess loss."
-    )
+    blocks.append(Table(heads, rows))
     blocks.append(
-        Text(f"{text} headrace cache inspect CACHE --icc --save measures it.", quiet=True)
+        Text(
+            "Similarity: share of the variance of the loss between blocks (ICC), and the resulting"
+            " excess loss. headrace cache inspect CACHE --icc --save measures it.",
+            quiet=True,
+        )
     )
     ratios = forecast.variance_ratio.values()
     line = f"a batch draws from {n.count(forecast.distinct_blocks)} stored blocks"
@@ -243,14 +250,17 @@ def forecast_section(plan: PlanFacts) -> Section:
         ]
         for h in forecast.by_hosts
     ]
-    reads = (
+    heads = columns(
+        "hosts",
         "reads per block per epoch",
         "reads per host per step",
         "on the busiest host",
         "bytes per host per step",
+        "memory per host",
+        "read at the start",
+        "burst",
     )
-    heads = ("hosts", *reads, "memory per host", "read at the start", "burst")
-    blocks.append(Table(columns(*heads), rows, "Forecast of reads"))
+    blocks.append(Table(heads, rows, "Forecast of reads"))
     first = forecast.by_hosts[0]
     line = f"{first.reads_per_block:.2f} reads per block per epoch on {n.count(first.hosts)} host"
     return Section("forecast", "Planned: reads", blocks, line, run.refused is None)

@@ -27,25 +27,21 @@ from headrace.store import files
 
 MAX_POINTS = 400
 SUMS = (
-    *(
-        "batches",
-        "wait_s",
-        "plan_s",
-        "read_s",
-        "gather_s",
-        "map_s",
-        "transfer_s",
-        "examples_requested",
-    ),
-    *(
-        "block_fetches",
-        "block_hits",
-        "tensorstore_reads_issued",
-        "bytes_read",
-        "retries",
-        "hedges",
-        "requests",
-    ),
+    "batches",
+    "wait_s",
+    "plan_s",
+    "read_s",
+    "gather_s",
+    "map_s",
+    "transfer_s",
+    "examples_requested",
+    "block_fetches",
+    "block_hits",
+    "tensorstore_reads_issued",
+    "bytes_read",
+    "retries",
+    "hedges",
+    "requests",
 )
 LEVELS = (
     "wait_p50_s",
