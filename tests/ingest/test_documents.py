@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, SourceError
 from headrace.ingest import LeafConfig, SourceConfig
-from headrace.ingest.base_tokenizer import ByteTokenizer
 from headrace.ingest.documents import DocumentReader, make_kind, open_reader
 from headrace.ingest.kinds.kind import DocumentKind
 from headrace.ingest.readers.streams import (
@@ -31,6 +30,7 @@ from headrace.ingest.readers.streams import (
     without_bom,
 )
 from headrace.ingest.records import Columns, Slice, SourceFile, lookup
+from headrace.ingest.tokenize import ByteTokenizer
 
 TEXTS = st.lists(st.text(), max_size=8)
 

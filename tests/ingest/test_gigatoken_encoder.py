@@ -24,13 +24,12 @@ from tokenizers import normalizers, pre_tokenizers
 
 from headrace.errors import ConfigError
 from headrace.ingest import gigatoken_encoder
-from headrace.ingest.base_tokenizer import ByteTokenizer
 from headrace.ingest.code_points import Ranges
 from headrace.ingest.gigatoken_encoder import GigatokenEncoder, why_not
 from headrace.ingest.part_builder import FROM_BYTES, check_tokenizer_engine, plan_encoding
 from headrace.ingest.progress import EncoderCounts
 from headrace.ingest.records import BadRecordError
-from headrace.ingest.tokenize import FileTokenizer
+from headrace.ingest.tokenize import ByteTokenizer, FileTokenizer
 
 SPLITS = {
     "gpt-2": None,

@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from headrace.data import TokenSeqDataset
 from headrace.errors import ConfigError, PlanMismatchError, SourceError
 from headrace.ingest import ChatConfig, LeafConfig, SourceConfig, TokenizerConfig, build_cache
-from headrace.ingest.base_tokenizer import ByteTokenizer
 from headrace.ingest.chat_template import ChatTemplate, find_template
 from headrace.ingest.documents import make_kind
 from headrace.ingest.kinds.marked import marked
 from headrace.ingest.records import BadRecordError, parse_leaf
-from headrace.ingest.tokenize import load_tokenizer
+from headrace.ingest.tokenize import ByteTokenizer, load_tokenizer
 from headrace.store import open_cache
 from headrace.store.ledger import read_part_record
 

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from headrace.errors import SourceError
 from headrace.ingest import SourceConfig, TokenizerConfig
-from headrace.ingest.base_tokenizer import ByteTokenizer, Encoded
 from headrace.ingest.part_builder import BuildJob, PartBuilder
 from headrace.ingest.plan import PartTask, plan_parts
 from headrace.ingest.progress import Progress
-from headrace.ingest.tokenize import load_tokenizer
+from headrace.ingest.tokenize import ByteTokenizer, Encoded, load_tokenizer
 from headrace.store import CacheLayout
 from headrace.store.ahead import ItemsAhead
 from headrace.store.ledger import read_part_record

@@ -19,9 +19,9 @@ import pytest
 
 from headrace.errors import ConfigError, SourceError
 from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
-from headrace.ingest.base_tokenizer import ByteTokenizer
 from headrace.ingest.part_builder import BuildJob
 from headrace.ingest.pool import workers_for
+from headrace.ingest.tokenize import ByteTokenizer
 from headrace.store import CacheLayout
 
 Tree = Callable[[str | Path], dict[str, bytes]]

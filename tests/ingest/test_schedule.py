@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from headrace.errors import CacheError, SourceError
 from headrace.ingest import SourceConfig
-from headrace.ingest.base_tokenizer import ByteTokenizer
 from headrace.ingest.part_builder import BuildJob, PartBuilder
 from headrace.ingest.plan import PartTask, plan_parts
 from headrace.ingest.progress import Progress
@@ -24,6 +23,7 @@ from headrace.ingest.schedule import (
     Scheduler,
     cure_of_lost,
 )
+from headrace.ingest.tokenize import ByteTokenizer
 from headrace.store import CacheLayout
 from headrace.store.lease import owning
 from headrace.store.ledger_table import PartRecord

@@ -16,9 +16,8 @@ from tokenizers import models, pre_tokenizers
 
 from headrace.errors import CacheCorruptError, ConfigError
 from headrace.ingest import TokenizerConfig, tokenize
-from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.records import BadRecordError
-from headrace.ingest.tokenize import load_tokenizer, recorded_tokenizer
+from headrace.ingest.tokenize import Tokenizer, load_tokenizer, recorded_tokenizer
 
 TEXTS = st.lists(st.text(max_size=40), max_size=6)
 POLICIES = [(None, "auto"), ("auto", "auto"), ("auto", "none"), (None, None)]

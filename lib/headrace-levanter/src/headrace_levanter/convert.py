@@ -105,8 +105,7 @@ def _stated(
     not keep its own.
     """
     from headrace.errors import ConfigError
-    from headrace.ingest.base_tokenizer import named_only
-    from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
+    from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer, named_only
 
     record = cache.ledger.tokenizer
     if layout == "levanter" or not named_only(record):

@@ -23,7 +23,7 @@ from headrace.order.permutation import Feistel
 from headrace.store.layout import MASKS
 
 if TYPE_CHECKING:
-    from headrace.ingest.base_tokenizer import Tokenizer
+    from headrace.ingest.tokenize import Tokenizer
     from headrace.store.cache import TokenCache
     from headrace.store.leaf import CacheLeaf
 
@@ -58,7 +58,7 @@ def say_undecoded(cache: TokenCache, tokenizer: object) -> None:
     """Says what shows text, where a cache has ids only because it names its tokenizer without a
     copy of it.
     """
-    from headrace.ingest.base_tokenizer import named_only
+    from headrace.ingest.tokenize import named_only
 
     if tokenizer is None and named_only(cache.ledger.tokenizer):
         path = cache.ledger.tokenizer["path"]

@@ -40,7 +40,7 @@ from headrace.store.layout import TOKENS
 
 if TYPE_CHECKING:
     from headrace.data.attributes import AttributeConfig
-    from headrace.ingest.base_tokenizer import Tokenizer
+    from headrace.ingest.tokenize import Tokenizer
     from headrace.store.cache import TokenCache
 
 _SHOWN_NUMBERS = 8

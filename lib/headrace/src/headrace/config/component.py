@@ -16,9 +16,13 @@ from headrace.data.saved_filters import RemovedDocuments
 from headrace.data.token_seq import is_of_pairs
 from headrace.errors import ConfigError, did_you_mean, format_count
 from headrace.feed.host_ledgers import filter_reader, job_reader
-from headrace.ingest.base_tokenizer import check_one_tokenizer, name_tokenizer
 from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
+from headrace.ingest.tokenize import (
+    TokenizerConfig,
+    check_one_tokenizer,
+    load_tokenizer,
+    name_tokenizer,
+)
 from headrace.mix.amendments import number_of_each
 from headrace.mix.blend import check_weight
 from headrace.mix.schedule import weight_from_config

@@ -27,7 +27,7 @@ from headrace.ingest.tokenize import TokenizerConfig, cache_tokenizer, decode
 from headrace.store.cache import TokenCache
 
 if TYPE_CHECKING:
-    from headrace.ingest.base_tokenizer import Tokenizer
+    from headrace.ingest.tokenize import Tokenizer
 
 _ID_LEAF = "id"
 _SHOWN_FILES = 2

@@ -27,7 +27,6 @@ from headrace.errors import (
     SourceError,
     command_line,
 )
-from headrace.ingest.base_tokenizer import named_only
 from headrace.ingest.build import BuildOptions, BuildPlan, BuildReport, plan_build
 from headrace.ingest.documents import reader_of
 from headrace.ingest.plan import (
@@ -39,7 +38,7 @@ from headrace.ingest.plan import (
 )
 from headrace.ingest.records import SourceFile
 from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer, recorded_config
+from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer, named_only, recorded_config
 from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.layouts import UNNAMED, find_layout

@@ -45,7 +45,6 @@ from headrace.errors import (
     format_count,
     redact,
 )
-from headrace.ingest.base_tokenizer import FILE_NAME
 from headrace.ingest.choices import Engine, TokenizerEngine
 from headrace.ingest.documents import split_file
 from headrace.ingest.engines import PLAIN_FOLDER, Work, clear, sole_builder
@@ -71,7 +70,7 @@ from headrace.ingest.records import MAX_RECORD_BYTES
 from headrace.ingest.reshuffle import Reshuffling, check_begun, clear_shuffled, holds_another
 from headrace.ingest.shuffle_plan import ReshuffleConfig, ReshuffleCost, sizes_of
 from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
+from headrace.ingest.tokenize import FILE_NAME, TokenizerConfig, load_tokenizer
 from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.layout import DEFAULT_CHUNK, DEFAULT_SHARD_CHUNKS, CacheLayout, Compression

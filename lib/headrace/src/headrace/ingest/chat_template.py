@@ -28,7 +28,6 @@ from datetime import datetime
 from typing import Any
 
 from headrace.errors import ConfigError, install_command
-from headrace.ingest.base_tokenizer import special_tokens_of
 from headrace.ingest.conversations import (
     Messages,
     arguments_of,
@@ -51,6 +50,7 @@ from headrace.ingest.template_reading import (
     probe_of,
     shape_of,
 )
+from headrace.ingest.tokenize import special_tokens_of
 from headrace.store import files
 
 TEMPLATE_FILE = "chat_template.jinja"

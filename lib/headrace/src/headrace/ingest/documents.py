@@ -15,7 +15,6 @@ from typing import Any
 
 from headrace import extensions
 from headrace.errors import ConfigError, SourceError, did_you_mean
-from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.chat_template import ChatTemplate, find_template
 from headrace.ingest.choices import FORMATS, Kind
 from headrace.ingest.kinds.kind import Document, DocumentKind, TextKind
@@ -31,6 +30,7 @@ from headrace.ingest.records import (
     names_in,
 )
 from headrace.ingest.source import ChatConfig, SourceConfig
+from headrace.ingest.tokenize import Tokenizer
 
 _KINDS: dict[Kind, type[DocumentKind]] = {
     "text": TextKind,

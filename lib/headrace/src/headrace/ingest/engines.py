@@ -16,12 +16,12 @@ from msgspec import structs
 
 from headrace import extensions, progress
 from headrace.errors import check_at_least, check_choice, check_whole
-from headrace.ingest.base_tokenizer import FILE_NAME
 from headrace.ingest.choices import Engine
 from headrace.ingest.pool import PoolWorkers, workers_for
 from headrace.ingest.progress import NO_PROGRESS, Progress, Report
 from headrace.ingest.ray_workers import RayWorkers
 from headrace.ingest.schedule import ATTEMPTS_FOLDER, Job, Scheduler, Task
+from headrace.ingest.tokenize import FILE_NAME
 from headrace.numbers import in_bytes, short
 from headrace.store import files
 from headrace.store.grouped import TABLES

@@ -25,9 +25,9 @@ import numpy as np
 from jaxtyping import Bool, Int64, Integer
 
 from headrace.errors import ConfigError
-from headrace.ingest.base_tokenizer import Tokenizer, resolve_special
 from headrace.ingest.choices import Kind
 from headrace.ingest.source import TOKEN_MASKS, FimConfig, SourceConfig
+from headrace.ingest.tokenize import Tokenizer, resolve_special
 from headrace.order.seeds import check_seed, derive_keys, fold
 
 _CHOOSE, _MODE, _CUT, _OTHER_CUT = range(4)

@@ -44,7 +44,6 @@ from headrace.errors import (
     format_some,
     redact,
 )
-from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.choices import Kind
 from headrace.ingest.documents import (
     described,
@@ -77,7 +76,7 @@ from headrace.ingest.source import (
     TOKEN_MASKS,
     SourceConfig,
 )
-from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
+from headrace.ingest.tokenize import Tokenizer, TokenizerConfig, load_tokenizer
 from headrace.store import files
 
 HEAD_BYTES = 1 << 16

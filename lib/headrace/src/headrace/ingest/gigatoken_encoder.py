@@ -30,7 +30,6 @@ from typing import Any
 
 import numpy as np
 
-from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.choices import Kind
 from headrace.ingest.code_points import (
     Encode,
@@ -43,7 +42,7 @@ from headrace.ingest.code_points import (
     table_of,
 )
 from headrace.ingest.progress import EncoderCounts
-from headrace.ingest.tokenize import FileTokenizer
+from headrace.ingest.tokenize import FileTokenizer, Tokenizer
 from headrace.store.ledger import canonical_tokenizer
 
 _log = logging.getLogger(__name__)

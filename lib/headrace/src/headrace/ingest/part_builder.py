@@ -40,7 +40,6 @@ import numpy as np
 
 from headrace.errors import ConfigError, check_choice, install_command
 from headrace.ingest import gigatoken_encoder
-from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.choices import TOKENIZER_ENGINES, Kind, TokenizerEngine
 from headrace.ingest.code_points import Ranges
 from headrace.ingest.documents import DocumentReader, make_kind
@@ -51,6 +50,7 @@ from headrace.ingest.records import BadRecordError
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import (
     FileTokenizer,
+    Tokenizer,
     batch_chars,
     encoding_threads,
     recorded_tokenizer,

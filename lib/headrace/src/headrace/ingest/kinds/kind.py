@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.chat_template import (
     ChatTemplate,
 )
@@ -21,6 +20,7 @@ from headrace.ingest.records import Fields, FieldValue, joined, utf8_length
 from headrace.ingest.source import (
     SourceConfig,
 )
+from headrace.ingest.tokenize import Tokenizer
 from headrace.store.layout import LeafSpec
 from headrace.store.ragged import LeafValues
 

@@ -10,8 +10,13 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.ingest import TokenizerConfig
-from headrace.ingest.base_tokenizer import BOS_NAMES, EOS_NAMES, declared_tokens, resolve_special
-from headrace.ingest.tokenize import load_tokenizer
+from headrace.ingest.tokenize import (
+    BOS_NAMES,
+    EOS_NAMES,
+    declared_tokens,
+    load_tokenizer,
+    resolve_special,
+)
 
 VOCABULARY = {"<pad>": 0, "</s>": 1, "<|endoftext|>": 2, "<|im_end|>": 3, "word": 4, "<s>": 5}
 
