@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, SourceError
 from headrace.ingest import LeafConfig, SourceConfig
-from headrace.ingest.documents import DocumentReader, make_kind, open_reader
-from headrace.ingest.kinds.kind import DocumentKind
+from headrace.ingest.documents import DocumentKind, DocumentReader, make_kind, open_reader
 from headrace.ingest.readers.streams import (
     PACKED_BLOCK_BYTES,
     JsonlReader,

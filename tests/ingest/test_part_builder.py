@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import SourceError
 from headrace.ingest import SourceConfig, TokenizerConfig
-from headrace.ingest.part_builder import BuildJob, PartBuilder
-from headrace.ingest.plan import PartTask, plan_parts
+from headrace.ingest.part_builder import BuildJob, PartBuilder, PartTask, plan_parts
 from headrace.ingest.progress import Progress
 from headrace.ingest.tokenize import ByteTokenizer, Encoded, load_tokenizer
 from headrace.store import CacheLayout

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
 from headrace.ingest import engines
-from headrace.ingest.plan import MAX_PARTS, PartTask, plan_parts, source_records, tasks_from_records
+from headrace.ingest.part_builder import (
+    MAX_PARTS,
+    PartTask,
+    plan_parts,
+    source_records,
+    tasks_from_records,
+)
 from headrace.ingest.records import Slice, SourceFile
 
 SIZES = st.lists(st.one_of(st.none(), st.integers(0, 1000)), min_size=1, max_size=60)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import CacheError, SourceError
 from headrace.ingest import SourceConfig
-from headrace.ingest.part_builder import BuildJob, PartBuilder
-from headrace.ingest.plan import PartTask, plan_parts
+from headrace.ingest.part_builder import BuildJob, PartBuilder, PartTask, plan_parts
 from headrace.ingest.progress import Progress
 from headrace.ingest.schedule import (
     ATTEMPTS_FOLDER,

@@ -9,8 +9,8 @@ import pytest
 
 from headrace.errors import SourceError
 from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
-from headrace.ingest.plan import with_hashes
 from headrace.ingest.records import SourceFile
+from headrace.ingest.resume import with_hashes
 from headrace.store.ledger import PART_RECORD_NAME, read_ledger
 
 

@@ -29,14 +29,9 @@ from headrace.errors import (
 )
 from headrace.ingest.build import BuildOptions, BuildPlan, BuildReport, plan_build
 from headrace.ingest.documents import reader_of
-from headrace.ingest.plan import (
-    DEFAULT_PART_BYTES,
-    SourceRecord,
-    differing_tokenizers,
-    differing_values,
-    is_changed,
-)
+from headrace.ingest.part_builder import DEFAULT_PART_BYTES, SourceRecord
 from headrace.ingest.records import SourceFile
+from headrace.ingest.resume import differing_tokenizers, differing_values, is_changed
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer, named_only, recorded_config
 from headrace.store import files

@@ -46,28 +46,31 @@ from headrace.errors import (
     redact,
 )
 from headrace.ingest.choices import Engine, TokenizerEngine
-from headrace.ingest.documents import split_file
+from headrace.ingest.documents import LOSS_MASK, split_file
 from headrace.ingest.engines import PLAIN_FOLDER, Work, clear, sole_builder
 from headrace.ingest.first_look import Input, refuse_faults
-from headrace.ingest.kinds.kind import LOSS_MASK
-from headrace.ingest.part_builder import BuildJob, check_tokenizer_engine, plan_encoding
-from headrace.ingest.plan import (
+from headrace.ingest.part_builder import (
     DEFAULT_PART_BYTES,
+    BuildJob,
     PartTask,
+    check_tokenizer_engine,
+    plan_encoding,
+    plan_parts,
+    source_records,
+    tasks_from_records,
+)
+from headrace.ingest.progress import EncoderCounts
+from headrace.ingest.records import MAX_RECORD_BYTES
+from headrace.ingest.reshuffle import Reshuffling, check_begun, clear_shuffled, holds_another
+from headrace.ingest.resume import (
     began_in_vain,
     changed_sources,
     check_same_build,
     complete_parts,
     is_changed,
-    plan_parts,
-    source_records,
-    tasks_from_records,
     with_hashes,
     with_restart,
 )
-from headrace.ingest.progress import EncoderCounts
-from headrace.ingest.records import MAX_RECORD_BYTES
-from headrace.ingest.reshuffle import Reshuffling, check_begun, clear_shuffled, holds_another
 from headrace.ingest.shuffle_plan import ReshuffleConfig, ReshuffleCost, sizes_of
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import FILE_NAME, TokenizerConfig, load_tokenizer

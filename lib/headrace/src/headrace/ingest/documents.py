@@ -1,51 +1,309 @@
-"""Reads documents from files: the container's records, converted to documents by the kind, or
-errors about them.
+"""From files to documents: a container's reader gives the records of a file, and a kind makes
+documents of them, and ids of documents.
 
-Errors name file and row, and nothing is dropped silently: the policy (``on_bad_line``) either stops
-the build or counts. Price: that of the container's reader; memory is bounded by one document.
+- :func:`reader_of` finds the reader of a file's format, :func:`split_file` cuts a large file.
+- :class:`DocumentKind` is what every kind does, :class:`TextKind` the simplest. The others are in
+  :mod:`headrace.ingest.kinds`; :func:`make_kind` makes that of a source.
+- :class:`DocumentReader` reads the documents of one file. Errors name file and row, and nothing is
+  dropped silently: the policy (``on_bad_line``) either stops the build or counts.
+
+Price: that of the container's reader; memory is bounded by one document.
 """
 
 from __future__ import annotations
 
+import abc
 import pkgutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from headrace import extensions
 from headrace.errors import ConfigError, SourceError, did_you_mean
 from headrace.ingest.chat_template import ChatTemplate, find_template
 from headrace.ingest.choices import FORMATS, Kind
-from headrace.ingest.kinds.kind import Document, DocumentKind, TextKind
-from headrace.ingest.kinds.marked import ChatKind, PreferenceKind, PromptsKind
-from headrace.ingest.kinds.token_ids import TokensKind
+from headrace.ingest.fim import content_keys, fill_in_middle
 from headrace.ingest.records import (
     BadRecordError,
     Columns,
     Fields,
+    FieldValue,
     Reader,
     SourceFile,
     containers_of,
+    joined,
     names_in,
+    utf8_length,
 )
 from headrace.ingest.source import ChatConfig, SourceConfig
 from headrace.ingest.tokenize import Tokenizer
+from headrace.store.layout import LeafSpec
+from headrace.store.ragged import LeafValues
 
-_KINDS: dict[Kind, type[DocumentKind]] = {
-    "text": TextKind,
-    "tokens": TokensKind,
-    "chat": ChatKind,
-    "preference": PreferenceKind,
-    "prompts": PromptsKind,
+_KINDS: dict[Kind, str] = {
+    "text": "headrace.ingest.documents:TextKind",
+    "tokens": "headrace.ingest.kinds.token_ids:TokensKind",
+    "chat": "headrace.ingest.kinds.marked:ChatKind",
+    "preference": "headrace.ingest.kinds.marked:PreferenceKind",
+    "prompts": "headrace.ingest.kinds.marked:PromptsKind",
 }
-"""What records become."""
+"""What records become: the class of each kind, which is imported where a source has it."""
+LOSS_MASK = LeafSpec("loss_mask", "uint8", "ragged")
+PROMPT_LENGTH = LeafSpec("prompt_length", "int32", "fixed")
+CHOSEN = LeafSpec("chosen", "uint8", "fixed")
 MIN_SLICE_BYTES = 1 << 20
 """Smallest useful slice: a reader reads this much at once."""
 MOST_UNUSED_NAMES = 256
 """Names of unused fields that are counted one by one; records may be keyed by ids."""
 OTHER_FIELDS = "(others)"
 _MOST_SHAPES = 1024
+
+
+def reader_of(file: SourceFile) -> type[Reader]:
+    """The reader of a file's format.
+
+    Raises:
+        ConfigError: its package is not installed, or the file is compressed, which the format does
+            not support.
+    """
+    name = FORMATS[file.format].reader
+    reader: type[Reader] = (
+        extensions.load_extension(extensions.READERS, file.format, "format")
+        if name is None
+        else pkgutil.resolve_name(name)
+    )
+    if file.compression != "none" and not reader.unpacks:
+        raise ConfigError(
+            f"is a {file.format} file packed with {file.compression}",
+            field=file.path,
+            cure="Unpack it first.",
+        )
+    return reader
+
+
+def open_reader(file: SourceFile, columns: Columns) -> Reader:
+    """The reader of some fields of a file or slice; errors as for :func:`reader_of`."""
+    return reader_of(file)(file, columns)
+
+
+def split_file(file: SourceFile, target_bytes: int) -> list[SourceFile]:
+    """The slices of a file that is larger than ``target_bytes`` (1 MiB at least), in order; or the
+    file.
+
+    Depends only on the file and on ``target_bytes``. Opens large files of formats with an internal
+    index.
+    """
+    target_bytes = max(target_bytes, MIN_SLICE_BYTES)
+    if file.size is not None and file.size <= target_bytes:
+        return [file]
+    slices = reader_of(file).split(file, target_bytes)
+    return [replace(file, part=s) for s in slices] if len(slices) > 1 else [file]
+
+
+def described(file: SourceFile) -> SourceFile:
+    """A listed file, completed with the size of a dataset or the version of an index."""
+    return reader_of(file).described(file)
+
+
+class Document(NamedTuple):
+    """One document, before it is encoded.
+
+    Attributes:
+        text: Its text; empty if it consists of ids.
+        num_bytes: Length of the text in UTF-8, or of the ids.
+        leaves: Values of the requested leaves, in order.
+        spans: Characters ``start .. stop`` that are trained on, increasing; None if the kind has no
+            masks.
+        cut: Characters of a prompt, which is encoded separately from what follows; 0 if there is
+            none.
+        framed: Whether the special tokens of the policy are added around it (a prompt has none
+            after it).
+        ids: Its ids, if the source has them.
+        mask: Its mask, if the source has it: uint8 ``[len(ids)]``.
+        label: Label from the kind: 1 for the chosen one of a pair.
+        unused: Fields of the record that the kind reads, and that the chat template left out.
+    """
+
+    text: str
+    num_bytes: int
+    leaves: tuple[np.ndarray, ...] = ()
+    spans: tuple[tuple[int, int], ...] | None = None
+    cut: int = 0
+    framed: tuple[bool, bool] = (False, False)
+    ids: np.ndarray | None = None
+    mask: np.ndarray | None = None
+    label: int = 0
+    unused: tuple[str, ...] = ()
+
+
+class EncodedBatch(NamedTuple):
+    """Documents in the form of a part: ids end to end, int64 lengths ``[documents]``, values of
+    each leaf.
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    leaves: dict[str, LeafValues]
+
+
+class DocumentKind(abc.ABC):
+    """Converts records to documents, and documents to ids."""
+
+    own_leaves: tuple[LeafSpec, ...] = ()
+
+    def __init__(
+        self, config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: ChatTemplate | None
+    ) -> None:
+        _check_special_tokens(config, kind)
+        self.config = config
+        self.template = template
+        # Text of a template is trusted: there, the record's strings are checked in advance.
+        self.tokenizer = tokenizer.reading_special(
+            config.special_tokens_in_text if kind == "text" else "token"
+        )
+        self.kind: Kind = kind
+        self.columns = config.columns(kind)
+        self.reads = config.reads(kind)
+        self._asked = tuple(leaf.spec(name) for name, leaf in config.leaves.items())
+        self._leaf_reads = [(leaf, leaf.read(name)) for name, leaf in config.leaves.items()]
+        for name, leaf in config.leaves.items():
+            if leaf.width is not None and (kind != "tokens" or config.fim is not None):
+                what = (
+                    "tokens that move for filling in the middle"
+                    if kind == "tokens"
+                    else f"documents of kind {kind}"
+                )
+                problem = f"has values for tokens, and {what} are not those that they belong to"
+                cure = (
+                    "Keep such values of ready ids (--kind tokens), without --fim-prefix and the"
+                    " like."
+                )
+                raise ConfigError(problem, field=f"leaves.{name}", value=leaf.field, cure=cure)
+        self._fim = (
+            None if config.fim is None else fill_in_middle(config, config.fim, kind, tokenizer)
+        )
+
+    @property
+    def specs(self) -> list[LeafSpec]:
+        return [*self.own_leaves, *self._asked]
+
+    @abc.abstractmethod
+    def documents(self, record: Fields) -> Sequence[Document]:
+        """The documents of a record.
+
+        Raises:
+            BadRecordError: it cannot be used.
+        """
+
+    @abc.abstractmethod
+    def _encode(self, documents: Sequence[Document]) -> EncodedBatch:
+        """Ids and the kind's own leaves."""
+
+    def encode(self, documents: Sequence[Document]) -> EncodedBatch:
+        """Ids and leaves of some documents, each independent of the others."""
+        encoded = self._encode(documents)
+        if self._fim is not None:
+            keys = content_keys(encoded.tokens, encoded.lengths)
+            tokens, lengths = self._fim(encoded.tokens, encoded.lengths, keys)
+            encoded = EncodedBatch(tokens, lengths, encoded.leaves)
+        for i, spec in enumerate(self._asked):
+            encoded.leaves[spec.name] = joined(spec, [d.leaves[i] for d in documents])
+        return encoded
+
+    def _leaves(self, record: Fields) -> tuple[np.ndarray, ...]:
+        return tuple(leaf.values(read.of(record)) for leaf, read in self._leaf_reads)
+
+    def _read(self, record: Fields, name: str) -> FieldValue:
+        """What a record holds for the kind under a name."""
+        read = self.reads.get(name)
+        return FieldValue(None, name, name=name) if read is None else read.of(record)
+
+    def is_required(self, name: str) -> bool:
+        """Whether every record has a value."""
+        return name in self.reads and not self.reads[name].is_optional
+
+
+class TextKind(DocumentKind):
+    """One text, one document."""
+
+    def documents(self, record: Fields) -> Sequence[Document]:
+        text = record.get(self.reads["text"].field)
+        if not isinstance(text, str):  # within another field, or no text
+            text = self._read(record, "text").text()
+        return (Document(text, utf8_length(text), self._leaves(record) if self._asked else ()),)
+
+    def _encode(self, documents: Sequence[Document]) -> EncodedBatch:
+        return EncodedBatch(*self.tokenizer.encode_batch([d.text for d in documents]), {})
+
+
+def _check_special_tokens(config: SourceConfig, kind: Kind) -> None:
+    setting = config.special_tokens_in_text
+    if kind == "text" or setting == "token" or (kind != "tokens" and setting == "error"):
+        return
+    cure = (
+        "Leave it out."
+        if kind == "tokens"
+        else "Say error, with --on-bad-line skip to leave such records out."
+    )
+    problem = f"is not for documents of kind {kind!r}"
+    raise ConfigError(problem, field="special_tokens_in_text", value=setting, cure=cure)
+
+
+def make_kind(
+    config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: dict[str, Any] | None
+) -> DocumentKind:
+    """Makes the kind of a source.
+
+    Raises:
+        ConfigError: the mask needs marks that the template does not have, or there is no template.
+    """
+    chat = None
+    if template is not None:
+        chat = ChatTemplate(template, config.chat.variables, config.max_record_bytes)
+        _check_variables(config.chat, chat)
+    elif kind == "chat":
+        raise ConfigError("is needed for conversations", field="chat.template", value=None)
+    marks_are_missing = chat is not None and not chat.has_marks
+    if kind == "chat" and config.chat.mask == "generation" and marks_are_missing:
+        raise ConfigError(
+            "does not mark the model's text with {% generation %}, so what to train on cannot be"
+            " told",
+            field="chat.template",
+            cure="Choose by roles: --mask roles --mask-role assistant (each turn of a role is"
+            " rendered apart), or train"
+            " on everything: --mask all.",
+        )
+    made_of: type[DocumentKind] = pkgutil.resolve_name(_KINDS[kind])
+    return made_of(config, kind, tokenizer, chat)
+
+
+def template_of(source: SourceConfig, kind: Kind, tokenizer: Tokenizer) -> dict[str, Any] | None:
+    """The chat template, if one is needed; prompts and pairs may be plain texts,
+    which need none.
+    """
+    if kind not in ("chat", "preference", "prompts"):
+        return None
+    try:
+        return find_template(source.chat, tokenizer.folder)
+    except ConfigError:
+        if kind == "chat" or source.chat.template is not None:
+            raise
+        return None
+
+
+def _check_variables(config: ChatConfig, chat: ChatTemplate) -> None:
+    """Raises ConfigError if the template does not read a variable that it is given."""
+    for name, value in config.variables.items():
+        if name not in chat.variables_read:
+            raise ConfigError(
+                "is no variable of the chat template",
+                field=f"chat.variables.{name}",
+                value=value,
+                cure=f"{did_you_mean(name, chat.variables_read)} Or leave it out.",
+            )
 
 
 class DocumentReader:
@@ -165,102 +423,3 @@ def refused(bad: BadRecordError, place: str, file: SourceFile) -> SourceError:
         ' (in Python: on_bad_line="skip"); finished parts are kept.'
     )
     return SourceError(bad.problem, field=place, cure=cure.strip())
-
-
-def reader_of(file: SourceFile) -> type[Reader]:
-    """The reader of a file's format.
-
-    Raises:
-        ConfigError: its package is not installed, or the file is compressed, which the format does
-            not support.
-    """
-    name = FORMATS[file.format].reader
-    reader: type[Reader] = (
-        extensions.load_extension(extensions.READERS, file.format, "format")
-        if name is None
-        else pkgutil.resolve_name(name)
-    )
-    if file.compression != "none" and not reader.unpacks:
-        raise ConfigError(
-            f"is a {file.format} file packed with {file.compression}",
-            field=file.path,
-            cure="Unpack it first.",
-        )
-    return reader
-
-
-def open_reader(file: SourceFile, columns: Columns) -> Reader:
-    """The reader of some fields of a file or slice; errors as for :func:`reader_of`."""
-    return reader_of(file)(file, columns)
-
-
-def split_file(file: SourceFile, target_bytes: int) -> list[SourceFile]:
-    """The slices of a file that is larger than ``target_bytes`` (1 MiB at least), in order; or the
-    file.
-
-    Depends only on the file and on ``target_bytes``. Opens large files of formats with an internal
-    index.
-    """
-    target_bytes = max(target_bytes, MIN_SLICE_BYTES)
-    if file.size is not None and file.size <= target_bytes:
-        return [file]
-    slices = reader_of(file).split(file, target_bytes)
-    return [replace(file, part=s) for s in slices] if len(slices) > 1 else [file]
-
-
-def described(file: SourceFile) -> SourceFile:
-    """A listed file, completed with the size of a dataset or the version of an index."""
-    return reader_of(file).described(file)
-
-
-def template_of(source: SourceConfig, kind: Kind, tokenizer: Tokenizer) -> dict[str, Any] | None:
-    """The chat template, if one is needed; prompts and pairs may be plain texts,
-    which need none.
-    """
-    if kind not in ("chat", "preference", "prompts"):
-        return None
-    try:
-        return find_template(source.chat, tokenizer.folder)
-    except ConfigError:
-        if kind == "chat" or source.chat.template is not None:
-            raise
-        return None
-
-
-def make_kind(
-    config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: dict[str, Any] | None
-) -> DocumentKind:
-    """Makes the kind of a source.
-
-    Raises:
-        ConfigError: the mask needs marks that the template does not have, or there is no template.
-    """
-    chat = None
-    if template is not None:
-        chat = ChatTemplate(template, config.chat.variables, config.max_record_bytes)
-        _check_variables(config.chat, chat)
-    elif kind == "chat":
-        raise ConfigError("is needed for conversations", field="chat.template", value=None)
-    marks_are_missing = chat is not None and not chat.has_marks
-    if kind == "chat" and config.chat.mask == "generation" and marks_are_missing:
-        raise ConfigError(
-            "does not mark the model's text with {% generation %}, so what to train on cannot be"
-            " told",
-            field="chat.template",
-            cure="Choose by roles: --mask roles --mask-role assistant (each turn of a role is"
-            " rendered apart), or train"
-            " on everything: --mask all.",
-        )
-    return _KINDS[kind](config, kind, tokenizer, chat)
-
-
-def _check_variables(config: ChatConfig, chat: ChatTemplate) -> None:
-    """Raises ConfigError if the template does not read a variable that it is given."""
-    for name, value in config.variables.items():
-        if name not in chat.variables_read:
-            raise ConfigError(
-                "is no variable of the chat template",
-                field=f"chat.variables.{name}",
-                value=value,
-                cure=f"{did_you_mean(name, chat.variables_read)} Or leave it out.",
-            )

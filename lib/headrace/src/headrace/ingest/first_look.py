@@ -46,13 +46,13 @@ from headrace.errors import (
 )
 from headrace.ingest.choices import Kind
 from headrace.ingest.documents import (
+    DocumentKind,
     described,
     make_kind,
     open_reader,
     refused,
     template_of,
 )
-from headrace.ingest.kinds.kind import DocumentKind
 from headrace.ingest.readers.columnar import ColumnarReader
 from headrace.ingest.readers.streams import BlockReader, no_lines
 from headrace.ingest.records import (

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrace.errors import HeadraceError, redact
-from headrace.ingest.documents import DocumentReader, make_kind, reader_of
-from headrace.ingest.kinds.kind import Document, DocumentKind
-from headrace.ingest.plan import source_of, tasks_from_records
+from headrace.ingest.documents import Document, DocumentKind, DocumentReader, make_kind, reader_of
+from headrace.ingest.part_builder import tasks_from_records
 from headrace.ingest.records import BadRecordError, SourceFile
+from headrace.ingest.resume import source_of
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import recorded_tokenizer
 from headrace.order.intervals import starts

@@ -21,9 +21,9 @@ import msgspec
 from headrace.errors import CacheError, HeadraceError, SourceError
 from headrace.ingest.build import INGEST_VERSION
 from headrace.ingest.documents import described
-from headrace.ingest.part_builder import BuildJob, PartBuilder
-from headrace.ingest.plan import PartTask, source_of, tasks_from_records
+from headrace.ingest.part_builder import BuildJob, PartBuilder, PartTask, tasks_from_records
 from headrace.ingest.records import SourceFile
+from headrace.ingest.resume import source_of
 from headrace.ingest.schedule import ATTEMPTS_FOLDER, publish
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import load_tokenizer, recorded_config

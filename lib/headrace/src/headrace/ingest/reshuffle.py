@@ -49,7 +49,7 @@ from msgspec import structs
 from headrace.errors import CacheError, ConfigError, PlanMismatchError, command_line, redact
 from headrace.ingest.choices import Engine
 from headrace.ingest.engines import RUNS_FOLDER, Work, clear, sole_builder
-from headrace.ingest.plan import cure_of_begun, differing_values
+from headrace.ingest.resume import cure_of_begun, differing_values
 from headrace.ingest.shuffle_parts import (
     ShufflePlan,
     ShuffleTask,

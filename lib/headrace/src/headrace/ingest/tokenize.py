@@ -59,10 +59,8 @@ from headrace.store.location import Location
 
 FILE_NAME = "tokenizer.json"
 """Name of a tokenizer's file, in its folder and in a cache."""
-
 IDS = "ids:"
 """Prefix before the size of the vocabulary if there is no tokenizer."""
-
 EOS_NAMES = (
     "<|endoftext|>",
     "</s>",
@@ -76,7 +74,6 @@ EOS_NAMES = (
     "<|end▁of▁sentence|>",
     "<｜end▁of▁sentence｜>",
 )
-
 BOS_NAMES = (
     "<s>",
     "<bos>",
@@ -87,12 +84,9 @@ BOS_NAMES = (
     "[BOS]",
     "<｜begin▁of▁sentence｜>",
 )
-
 Encoded: TypeAlias = tuple[np.ndarray, np.ndarray]
-
 Encoder: TypeAlias = Callable[[Sequence[str]], list[np.ndarray]]
 """The ids of each text, uint32, without added special tokens."""
-
 THREADS_VARIABLE = "RAYON_NUM_THREADS"
 """The variable by which the tokenizers library is told how many threads to use."""
 

@@ -29,7 +29,7 @@ from headrace.ingest.conversations import (
     training_marks,
 )
 from headrace.ingest.cut_points import MAX_PIECE_CHARS
-from headrace.ingest.kinds.kind import (
+from headrace.ingest.documents import (
     CHOSEN,
     LOSS_MASK,
     PROMPT_LENGTH,

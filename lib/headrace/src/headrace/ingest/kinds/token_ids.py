@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from headrace.ingest.kinds.kind import LOSS_MASK, Document, DocumentKind, EncodedBatch
+from headrace.ingest.documents import LOSS_MASK, Document, DocumentKind, EncodedBatch
 from headrace.ingest.records import (
     BadRecordError,
     Fields,

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.errors import PlanMismatchError, SourceError
-from headrace.ingest.plan import changed_sources, check_same_build, differences
+from headrace.ingest.resume import changed_sources, check_same_build, differences
 from headrace.store.ledger import Ledger
 from headrace.store.ledger_table import PartRecord
 

@@ -1,25 +1,15 @@
-"""The plan of a build: which files make which part, fixed before anything is tokenized; and whether
-an interrupted build may continue with the current settings.
+"""Whether a build that was begun may go on with the current settings and source files.
 
-A part is the unit of work and of resuming: consecutive files of about ``part_bytes`` stored bytes,
-or a slice of a larger one, converted to one part of the cache by one worker, always with the same
-result. The plan is a pure function of the list of files, their sizes and where they can be cut. It
-is written into the ledger, so that every worker and every later run of the command uses the same
-one. The last slice of a file ends where the file ends.
-
-To continue, old and new settings must agree in everything that affects the result. Paths may be
-written differently (``corpus`` or ``corpus/*.jsonl``) as long as they name the same files; the
-location of the tokenizer's file may differ as long as it is the same tokenizer. What happens to bad
-lines may change while no complete part had one; so may what is read of records, where the records
-of complete parts are read alike.
+Old and new settings must agree in everything that affects the result. Paths may be written
+differently (``corpus`` or ``corpus/*.jsonl``) as long as they name the same files; the location of
+the tokenizer's file may differ as long as it is the same tokenizer. What happens to bad lines may
+change while no complete part had one; so may what is read of records, where the records of complete
+parts are read alike.
 
 The ledger stores size and version (etag, modification time) of every source file, at no cost. On
 request it also stores a hash, for sources with unreliable modification times: a file that was
 copied or touched is then the same, and one that was changed without a new time stamp is not. For
 this, every file is read once more, a few at a time.
-
-Price: a killed build loses at most one part (default 64 MiB of text, some seconds); the largest
-corpus has some thousands of parts, so the ledger stays small and opening a cache stays fast.
 """
 
 from __future__ import annotations
@@ -27,11 +17,10 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, astuple, dataclass, replace
-from itertools import groupby
-from typing import Any, TypeAlias
+from dataclasses import asdict
+from typing import Any
 
 import msgspec
 from msgspec import structs
@@ -40,129 +29,22 @@ from headrace.errors import (
     HeadraceError,
     PlanMismatchError,
     SourceError,
-    check_at_least,
     format_count,
     format_some,
 )
-from headrace.ingest.records import ANY, MAX_RECORD_BYTES, TEXT, Slice, SourceFile, parse_leaf
+from headrace.ingest.part_builder import SourceRecord
+from headrace.ingest.records import ANY, MAX_RECORD_BYTES, TEXT, SourceFile, parse_leaf
 from headrace.ingest.source import FIELDS, NOTHING, SourceConfig
 from headrace.store import files
 from headrace.store.ledger import Ledger, read_ledger, read_part_record
 from headrace.store.ledger_table import PartRecord
 from headrace.store.snapshots import cache_of_member
 
-SourceRecord: TypeAlias = dict[str, Any]
-"""A file or slice in the ledger: its path, size, version and part, its slice and its hash."""
-DEFAULT_PART_BYTES = 64 << 20
-MAX_PARTS = 4096
-# a corpus has as many, if it has as many of _LEAST_BYTES: work for all cores, little to do again
-_FEW_PARTS = 16
-_LEAST_BYTES = 1 << 20
 _MOST_LISTED = 4
+
 _AT_ONCE = 4
+
 _BLOCK = 1 << 20
-
-
-@dataclass(frozen=True)
-class PartTask:
-    """One idempotent unit of work: these files, in this order, become this part."""
-
-    name: str
-    files: tuple[SourceFile, ...]
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of its files as stored; files of unknown size count 0."""
-        return sum(f.num_bytes or 0 for f in self.files)
-
-    @property
-    def has_known_size(self) -> bool:
-        """Whether the sizes of all files are known."""
-        return all(f.num_bytes is not None for f in self.files)
-
-
-def plan_parts(
-    files: Sequence[SourceFile],
-    part_bytes: int = DEFAULT_PART_BYTES,
-    split: Callable[[SourceFile, int], list[SourceFile]] | None = None,
-) -> list[PartTask]:
-    """Cuts the list of files into parts.
-
-    Args:
-        files: Files in the order of their documents.
-        part_bytes: Approximate stored bytes in a part: a part ends with the file or slice that
-            reaches it. Larger for corpora that would have more than 4096 parts; smaller, down to 1
-            MiB, for those with fewer than 16.
-        split: Cuts a file that is larger than a number of bytes into slices; None: files stay
-            whole. Compressed files are cut if the resulting parts are at least a sixteenth of the
-            corpus.
-
-    Raises:
-        ConfigError: ``part_bytes`` is below 1.
-
-    Example:
-        >>> files = [SourceFile(f"{i}.txt", "text", size=40) for i in range(5)]
-        >>> [(t.name, len(t.files)) for t in plan_parts(files, part_bytes=80)]
-        [('00000', 2), ('00001', 2), ('00002', 1)]
-    """
-    check_at_least("part_bytes", part_bytes, cure="Count in bytes.")
-    # A file of unknown size counts as something, but does not make a part.
-    weights = [part_bytes // 16 if f.size is None else f.size for f in files]
-    few = max(_LEAST_BYTES, sum(weights) // _FEW_PARTS)
-    target = max(min(part_bytes, few), -(-sum(weights) // (MAX_PARTS - 1)))
-    tasks: list[PartTask] = []
-    members: list[SourceFile] = []
-    filled = 0
-    packed = max(
-        target, few
-    )  # cutting a compressed file costs unpacking, so it is only done if there are few parts
-    slices = [
-        s
-        for f in files
-        for s in ([f] if split is None else split(f, target if f.compression == "none" else packed))
-    ]
-    for number, file in enumerate(slices, start=1):
-        members.append(file)
-        filled += part_bytes // 16 if file.num_bytes is None else file.num_bytes
-        if filled >= target or number == len(slices):
-            tasks.append(PartTask(f"{len(tasks):05d}", tuple(members)))
-            members = []
-            filled = 0
-    return tasks
-
-
-def source_records(tasks: Sequence[PartTask]) -> list[SourceRecord]:
-    """The plan as JSON for the ledger: one record per file or slice, with its part. Paths have no
-    credentials.
-    """
-    records: list[SourceRecord] = []
-    for task in tasks:
-        for file in task.files:
-            record: SourceRecord = {
-                "path": file.shown_path,
-                "size": file.size,
-                "version": file.version,
-                "part": task.name,
-            }
-            if file.part is not None:
-                record["slice"] = list(astuple(file.part))
-            records.append(record)
-    return records
-
-
-def tasks_from_records(
-    records: Sequence[SourceRecord], listed: Mapping[str, SourceFile]
-) -> list[PartTask]:
-    """The plan from the records of :func:`source_records`, with the files as listed now."""
-    return [
-        PartTask(name, tuple(_listed_file(record, listed) for record in group))
-        for name, group in groupby(records, key=lambda r: str(r["part"]))
-    ]
-
-
-def _listed_file(record: SourceRecord, listed: Mapping[str, SourceFile]) -> SourceFile:
-    part = Slice(*record["slice"]) if "slice" in record else None
-    return replace(listed[record["path"]], part=part)
 
 
 def check_same_build(
