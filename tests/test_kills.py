@@ -66,7 +66,7 @@ SERVER = """
 import contextlib, importlib, json, os, signal, sys
 from dataclasses import replace
 from headrace.cli import main
-from headrace.store import durable, ragged
+from headrace.store import files, ragged
 
 KINDS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "shutil.rmtree"}
 

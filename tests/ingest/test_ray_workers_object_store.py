@@ -20,7 +20,7 @@ import pytest
 
 from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
 from headrace.ingest.schedule import Lost, Scheduler
-from headrace.store import files
+from headrace.store import files, remote
 from headrace.testing import s3_server
 from headrace.testing.servers import use_s3
 
@@ -66,7 +66,7 @@ def cluster(bucket: str, ray_nodes: Any) -> Iterator[Any]:
 
 
 def read_all(root: str) -> dict[str, bytes]:
-    filesystem, path = files.filesystem(root)
+    filesystem, path = remote.filesystem(root)
     return {
         name.removeprefix(f"{path}/"): filesystem.cat_file(name) for name in filesystem.find(path)
     }

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import CacheCorruptError, CacheError
-from headrace.store import durable, files
+from headrace.store import files
 from headrace_posttrain import RolloutStore, ScoredGroup
 from headrace_posttrain.rollouts import append_log
 from headrace_posttrain.rollouts.append_log import AppendLog
@@ -112,7 +112,7 @@ def test_what_was_stored_is_read_whatever_happens_to_writers(steps, segment_byte
                 gone |= set(range(value))
             elif what == "fail":
                 with pytest.MonkeyPatch.context() as broken:
-                    broken.setattr(durable, "sync_folder", lambda path: _full())
+                    broken.setattr(files, "sync_folder", lambda path: _full())
                     broken.setattr(os, "fsync", lambda file: _full())
                     with pytest.raises(CacheError, match="No space left"):
                         log.append(KIND, 99, b"was refused")

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import CacheError, ConfigError
-from headrace.store import CacheLayout, TokenCache, files, open_cache, retry
+from headrace.store import CacheLayout, TokenCache, files, open_cache, remote, retry
 from headrace.store.ledger import read_ledger
 from headrace.testing import FaultProxy, Faults, write_cache
 from headrace.testing.servers import serve
@@ -101,7 +101,7 @@ def container(tmp_path, monkeypatch) -> Iterator[Container]:
     with serve(partial(Blobs, tmp_path)) as url, FaultProxy(url) as proxy:
         monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
         monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", proxy.url)
-        files.filesystem("az://data")[0].clear_instance_cache()  # those of another address
+        remote.filesystem("az://data")[0].clear_instance_cache()  # those of another address
         yield Container(tmp_path / "data", proxy)
 
 

@@ -18,14 +18,7 @@ import numpy as np
 import pytest
 
 from headrace import ComponentConfig, LmDataConfig
-from headrace.store import (
-    CacheLayout,
-    RetryPolicy,
-    files,
-    open_cache,
-    retry,
-    use_policy,
-)
+from headrace.store import CacheLayout, RetryPolicy, open_cache, remote, retry, use_policy
 from headrace.store.retry import with_retries
 from headrace.testing import FaultProxy, Faults, write_cache
 from headrace.testing.faults import Outage
@@ -98,7 +91,7 @@ def proxy(azurite: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> Iterato
     with FaultProxy(azurite[1]) as proxy:
         monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
         monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", proxy.url)
-        files.filesystem("az://data")[0].clear_instance_cache()
+        remote.filesystem("az://data")[0].clear_instance_cache()
         yield proxy
 
 

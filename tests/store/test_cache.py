@@ -24,7 +24,8 @@ from headrace.errors import (
     ReadError,
 )
 from headrace.store import CacheLayout, TokenCache, open_cache
-from headrace.store.array import StoredArray, kvstore_spec
+from headrace.store.array import StoredArray
+from headrace.store.files import kvstore_spec
 from headrace.store.ledger import Ledger, read_ledger, write_ledger
 from headrace.testing import tiny_cache, write_cache
 from headrace.testing.caches import random_documents

@@ -14,8 +14,8 @@ import tensorstore as ts
 
 from headrace.data import TokenSeqDataset
 from headrace.errors import CacheCorruptError
-from headrace.store import CacheLayout, TokenCache, array, open_cache
-from headrace.store.array import kvstore_spec
+from headrace.store import CacheLayout, TokenCache, files, open_cache
+from headrace.store.files import kvstore_spec
 from headrace.store.ledger import Ledger, write_ledger
 from headrace.store.ledger_table import PartRecord
 from headrace.store.ragged import data_url, offsets_url
@@ -127,7 +127,9 @@ def test_opening_works_nothing_out_for_an_array(tmp_path, monkeypatch):
     """A run may open a million arrays, and read few of them."""
     root = sparse(str(tmp_path), documents=64, parts=16)
     asked = []
-    monkeypatch.setattr(array, "kvstore_spec", lambda url: asked.append(url) or kvstore_spec(url))
+    monkeypatch.setattr(
+        files, "kvstore_spec", lambda url: asked.append(url) or kvstore_spec(url)
+    )
     cache = open_cache(root)
     dataset = TokenSeqDataset(cache, 1024)
     assert len(dataset) > 0

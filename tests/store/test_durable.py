@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.store import durable, files
+from headrace.store import files
 
 
 @pytest.fixture
@@ -44,20 +44,20 @@ def test_a_file_is_there_before_its_name_and_its_name_before_the_call_ends(tmp_p
 def test_renames_and_deletions(tmp_path, calls):
     (tmp_path / "a" / "inner").mkdir(parents=True)
     (tmp_path / "b").mkdir()
-    durable.rename(tmp_path / "a" / "inner", tmp_path / "b" / "inner")
+    files.rename(tmp_path / "a" / "inner", tmp_path / "b" / "inner")
     assert calls == ["rename inner", "sync b", "sync a"]
     calls.clear()
-    durable.remove(tmp_path / "b")
-    durable.remove(tmp_path / "b")  # nothing is there
+    files.remove(tmp_path / "b")
+    files.remove(tmp_path / "b")  # nothing is there
     assert calls == [f"sync {tmp_path.name}"]
     (tmp_path / "link").symlink_to(tmp_path / "a")
-    durable.remove(tmp_path / "link")
+    files.remove(tmp_path / "link")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_the_folders_of_a_tree(tmp_path, calls):
     (tmp_path / "top" / "part" / "leaf" / "c").mkdir(parents=True)
-    durable.sync_folders(tmp_path / "top" / "part", below=tmp_path / "top")
+    files.sync_folders(tmp_path / "top" / "part", below=tmp_path / "top")
     assert calls == ["sync c", "sync leaf", "sync part", "sync top"]
 
 
@@ -67,9 +67,9 @@ def test_folders_that_cannot_be_synced_are_passed_over(tmp_path, monkeypatch, nu
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fsync", refuse)
-    durable.sync_folder(tmp_path)
+    files.sync_folder(tmp_path)
     with pytest.raises(OSError, match=os.strerror(number)):
-        durable.sync_file(tmp_path)
+        files.sync_file(tmp_path)
 
 
 def test_a_disk_that_fails_is_told(tmp_path, monkeypatch):
@@ -95,7 +95,7 @@ def test_a_file_that_has_the_temporary_name_is_never_followed(tmp_path, shared, 
         os.mkfifo(name)
     elif planted == "old":
         name.write_bytes(b"x" * 1000)
-    durable.write_file(tmp_path / "page.html", [b"page"], shared=shared)
+    files.write_file(tmp_path / "page.html", [b"page"], shared=shared)
     assert other.read_bytes() == b"of somebody else"
     assert (tmp_path / "page.html").read_bytes() == b"page"
     assert not (tmp_path / "page.html").is_symlink()
@@ -109,14 +109,14 @@ def test_a_file_that_is_not_completed_is_removed(tmp_path):
 
     for shared in (False, True):
         with pytest.raises(KeyboardInterrupt):
-            durable.write_file(tmp_path / "a", pieces(), shared=shared)
+            files.write_file(tmp_path / "a", pieces(), shared=shared)
     assert os.listdir(tmp_path) == []
 
 
 def test_the_rest_of_a_killed_writer_is_swept_and_that_of_a_live_one_is_not(tmp_path):
     code = (
-        "import os, signal, sys; from pathlib import Path; from headrace.store import durable\n"
-        "file = durable.TemporaryFile(Path(sys.argv[1], 'a'), shared=True)\n"
+        "import os, signal, sys; from pathlib import Path; from headrace.store import files\n"
+        "file = files.TemporaryFile(Path(sys.argv[1], 'a'), shared=True)\n"
         "file.content.write(b'half'); file.content.flush(); print('open', flush=True)\n"
         "sys.stdin.readline()"
     )
@@ -134,10 +134,10 @@ def test_the_rest_of_a_killed_writer_is_swept_and_that_of_a_live_one_is_not(tmp_
     writers[0].kill()
     writers[0].communicate()
     before = set(os.listdir(tmp_path))
-    durable.write_file(tmp_path / "a", [b"whole"], shared=True)
+    files.write_file(tmp_path / "a", [b"whole"], shared=True)
     swept = before - set(os.listdir(tmp_path))
     assert len(swept) == 2
     assert "a.elsewhere.2.tmp" in swept
     writers[1].communicate(b"\n")
-    durable.write_file(tmp_path / "a", [b"whole"], shared=True)
+    files.write_file(tmp_path / "a", [b"whole"], shared=True)
     assert set(os.listdir(tmp_path)) == {"a", "ab.tmp", "a.elsewhere.1.tmp"}

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from headrace.errors import CacheError, ConfigError
-from headrace.store import files
+from headrace.store import files, remote
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_several_writers_may_write_one_file_together(tmp_path):
 
 def test_unknown_schemes_say_which_there_are():
     with pytest.raises(ConfigError, match="fsspec does not know") as caught:
-        files.filesystem("nope://x/y")
+        remote.filesystem("nope://x/y")
     assert caught.value.value == "nope://x/y"
     assert "gs://" in (caught.value.cure or "")
 
@@ -109,7 +109,7 @@ def test_a_missing_package_names_the_extra(monkeypatch):
     def missing(url, **options):
         raise ImportError("Install s3fs to access S3")
 
-    monkeypatch.setattr(files, "fsspec_client", missing)
+    monkeypatch.setattr(remote, "fsspec_client", missing)
     with pytest.raises(ConfigError, match="nothing here can open s3:// paths") as caught:
-        files.filesystem("s3://bucket/x")
+        remote.filesystem("s3://bucket/x")
     assert (caught.value.cure or "").endswith("pip install 'headrace[s3]'")

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import CacheError
-from headrace.store import files
+from headrace.store import files, remote
 from headrace.store import lease as lease_module
 from headrace.store.lease import LEASE_NAME, LeaseRecord, lease
 
@@ -293,7 +293,7 @@ def test_on_object_stores(request, store, tmp_path, monkeypatch):
     with pytest.raises(CacheError, match="taken over"):
         taking.__exit__(None, None, None)
     assert owner(root) == "somebody"
-    files.delete_keys(files.join(root, LEASE_NAME))
+    remote.delete_keys(files.join(root, LEASE_NAME))
     slot = lease_module._RemoteSlot
     now = time.time()
     settling = []

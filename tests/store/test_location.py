@@ -13,8 +13,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.store import files
-from headrace.store.array import kvstore_spec
+from headrace.store import files, remote
+from headrace.store.files import kvstore_spec
 from headrace.store.lease import lease, remove_tree
 from headrace.store.location import Location
 
@@ -228,6 +228,6 @@ def test_only_exact_keys_are_deleted(root, name):
     neighbours = [files.join(root, other, "keep") for other in ("run1", "run2", "a", "runx", "x")]
     for url in (*neighbours, files.join(root, name, "a", "b"), files.join(root, name + "x")):
         files.write_atomic(url, b"1")
-    files.delete_keys(files.join(root, name))
+    remote.delete_keys(files.join(root, name))
     assert files.names_in(files.join(root, name)) == []
     assert files.names_in(root) == sorted(["a", f"{name}x", "run1", "run2", "runx", "x"])

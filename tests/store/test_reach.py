@@ -16,6 +16,7 @@ from headrace.cli import main
 from headrace.errors import CacheError, HeadraceError
 from headrace.ingest import SourceConfig
 from headrace.store import RetryPolicy, files, reach, use_policy
+from headrace.store.remote import sizes_below
 from headrace.testing import FaultProxy, Faults, web_server
 
 TEXT = b"abc"
@@ -76,7 +77,7 @@ READS: dict[str, Callable[[str], object]] = {
     "read": files.read_bytes,
     "exists": files.exists,
     "list": files.names_in,
-    "sizes": files.sizes_below,
+    "sizes": sizes_below,
     "open": lambda url: files.open_source(url).read(),
     "sources": lambda url: SourceConfig([url]).files(),
 }

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.ingest.listing import list_path
-from headrace.store import files, redirects, retry
+from headrace.store import files, redirects, remote, retry
 from headrace.testing import web_server
 from headrace.testing.servers import serve
 
@@ -88,7 +88,7 @@ def test_options_of_the_user_stay(tmp_path, policy, monkeypatch):
         redirects.fsspec_config, "http", {"client_kwargs": {"headers": {"X-Key": "1"}}}
     )
     with web_server(tmp_path) as server:
-        fs, _ = files.filesystem(f"{server}/a.txt")
+        fs, _ = remote.filesystem(f"{server}/a.txt")
         assert fs.client_kwargs["headers"] == {"X-Key": "1"}
         assert len(fs.client_kwargs["trace_configs"]) == 1
         assert files.read_bytes(f"{server}/a.txt") == b"here"

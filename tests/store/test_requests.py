@@ -22,7 +22,8 @@ from headrace.data import TokenSeqDataset
 from headrace.errors import ReadError
 from headrace.feed import DataLoader
 from headrace.store import CacheLayout, RetryPolicy, TokenCache, files, open_cache, requests, retry
-from headrace.store.array import PendingRead, StoredArray, kvstore_spec
+from headrace.store.array import PendingRead, StoredArray
+from headrace.store.files import kvstore_spec
 from headrace.store.layout import DEFAULT_CHUNK
 from headrace.store.ledger import read_ledger
 from headrace.store.plain import PlainArray

@@ -29,9 +29,9 @@ from headrace.ingest.reshuffle import ReshuffleConfig
 from headrace.mix import AmendmentConfig
 from headrace.order.intervals import Intervals
 from headrace.store import TokenCache, open_cache
-from headrace.store.files import filesystem
 from headrace.store.joined import history_problem, open_components
 from headrace.store.lease import lease, owning
+from headrace.store.remote import filesystem
 from headrace.store.snapshots import (
     SNAPSHOTS_NAME,
     Change,

@@ -17,6 +17,7 @@ from headrace.errors import CacheError, CacheUnfinishedError
 from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
 from headrace.ingest.build import BuildReport
 from headrace.store import files, open_cache, retry
+from headrace.store.remote import filesystem
 from headrace.testing import Faults
 
 EVERY = ("GET", "HEAD", "PUT", "POST", "DELETE")
@@ -80,7 +81,7 @@ def most_attempts(remote: Any) -> int:
 
 def stored(remote: Any, name: str) -> dict[str, bytes]:
     """All files of a cache there."""
-    fs, path = files.filesystem(files.join(remote.root, name))
+    fs, path = filesystem(files.join(remote.root, name))
     return {found.removeprefix(path): fs.cat_file(found) for found in fs.find(path)}
 
 

@@ -20,6 +20,7 @@ from headrace.feed import DataLoader
 from headrace.store import CacheLayout, TokenCache, files, open_cache, requests, retry
 from headrace.store.ledger import read_ledger
 from headrace.store.ragged import data_url
+from headrace.store.remote import delete_keys
 from headrace.testing import FaultProxy, Faults, web_server, write_cache
 
 SEQ = 16
@@ -383,7 +384,7 @@ def test_with_ledger_bin_what_is_lost_is_named_too_and_an_index_is_not_missed(ow
 
 
 def test_a_lost_shard_is_named(own_cache, policy):
-    files.delete_keys(files.join(data_url(own_cache.path, "00000"), "c", "1"))
+    delete_keys(files.join(data_url(own_cache.path, "00000"), "c", "1"))
     policy(dataclasses.replace(POLICY, deadline_s=0.3))
     with pytest.raises(
         ReadError, match=r"NOT_FOUND: it is missing; given up after .*, shard file .*/c/1\b"

@@ -13,9 +13,10 @@ from headrace.errors import CacheMissingError, CacheUnfinishedError, PlanMismatc
 from headrace.feed import DataLoader
 from headrace.run import open_run
 from headrace.store import CacheLayout, RetryPolicy, files, open_cache, use_policy
-from headrace.store.array import kvstore_spec
+from headrace.store.files import kvstore_spec
 from headrace.store.ledger import Ledger, read_ledger, read_part_record, write_ledger
 from headrace.store.ragged import PartWriter, data_url
+from headrace.store.remote import delete_keys, filesystem
 from headrace.testing import write_cache
 from headrace.testing.caches import random_documents
 
@@ -47,7 +48,7 @@ def test_a_cache_there_gives_the_batches_of_one_here(root, tmp_path):
 def test_a_part_is_written_anew_over_what_a_killed_writer_left(root):
     """The files are TensorStore's, and fsspec must see and delete them."""
     part = files.join(root, "parts", "00000")
-    files.delete_keys(part)
+    delete_keys(part)
     assert files.tree_bytes(part) == 0
     killed = PartWriter(root, "00000", LAYOUT)
     killed.append(np.ones(1000, np.uint8), np.array([1000]))
@@ -56,13 +57,13 @@ def test_a_part_is_written_anew_over_what_a_killed_writer_left(root):
     cache = write_cache(root, [[np.array([1, 2, 3])]], layout=LAYOUT)
     assert cache.tokens(0, 3).tolist() == [1, 2, 3]
     assert not files.exists(files.join(data_url(root, "00000"), "c", "1"))
-    files.delete_keys(root)
+    delete_keys(root)
     assert not files.exists(files.join(root, "ledger.json"))
     assert files.tree_bytes(root) == 0
 
 
 def test_listings_are_never_old(root):
-    fs, path = files.filesystem(root)
+    fs, path = filesystem(root)
     files.write_atomic(files.join(root, "ledger.json"), b"{}")
     assert [n.rsplit("/", 1)[-1] for n in fs.ls(path, detail=False)] == ["ledger.json"]
     PartWriter(root, "00000", LAYOUT)  # begun: the first file of its array is there
@@ -87,7 +88,7 @@ def test_missing_and_unfinished_caches(root):
 def test_a_lost_shard_is_an_error(root):
     use_policy(RetryPolicy(deadline_s=1, hedge_p95=None))  # a shard may come back for two minutes
     cache = write_cache(root, PARTS, layout=LAYOUT)
-    files.delete_keys(files.join(data_url(root, "00001"), "c", "0"))
+    delete_keys(files.join(data_url(root, "00001"), "c", "0"))
     with pytest.raises(ReadError, match="cannot be read") as caught:
         open_cache(root).tokens(0, cache.num_tokens)
     assert caught.value.value == data_url(root, "00001")

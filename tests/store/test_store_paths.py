@@ -19,7 +19,8 @@ from headrace.data import TokenSeqDataset
 from headrace.errors import CacheError
 from headrace.feed import DataLoader
 from headrace.store import CacheLayout, TokenCache, files, open_cache, retry, sharded
-from headrace.store.array import StoredArray, kvstore_spec
+from headrace.store.array import StoredArray
+from headrace.store.files import kvstore_spec
 from headrace.store.ledger import read_ledger
 from headrace.testing import FaultProxy, Faults, web_server, write_cache
 from headrace.testing.caches import random_documents

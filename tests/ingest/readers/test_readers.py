@@ -27,7 +27,7 @@ from headrace.ingest.readers import columnar, streams
 from headrace.ingest.readers.datasets import HubAddress, HubReader, load_function
 from headrace.ingest.records import BadRecordError, Columns, Slice, SourceFile, lookup
 from headrace.store import open_cache, retry
-from headrace.store.files import PatientFile
+from headrace.store.remote import PatientFile
 
 TEXTS = [f"text {i} é日" * (i % 5) for i in range(40)]
 SETTINGS = {"part_bytes": 400, "chunk_tokens": 64, "progress": False}

@@ -39,7 +39,7 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, HeadraceError
-from headrace.store import durable, files
+from headrace.store import files
 from headrace.store.lease import Lease, lease, remove_tree
 from headrace_posttrain.rollouts.log_segments import (
     Record,
@@ -182,8 +182,8 @@ class AppendLog:
             if records and files.is_local(
                 url
             ):  # a writer may have been killed before it did: what is used stays
-                durable.sync_file(files.local_path(url))
-                durable.sync_folder(files.local_path(folder))
+                files.sync_file(files.local_path(url))
+                files.sync_folder(files.local_path(folder))
         return fresh, bad
 
     def _read_ahead(self, folder: str, names: list[str]) -> Iterator[tuple[str, str, int, bytes]]:
@@ -485,7 +485,7 @@ class _Writer:
                 rest = rest[os.write(self._file, rest) :]
             os.fsync(self._file)
             if is_new:
-                durable.sync_folder(path.parent)
+                files.sync_folder(path.parent)
         except OSError as error:
             raise files.not_written(url, error) from error
 

@@ -101,7 +101,7 @@ def command(
     """
     from headrace.ingest.survey import survey
     from headrace.ingest.tokenize import TokenizerConfig
-    from headrace.store import durable
+    from headrace.store import files
 
     check_path("folder", folder, "Give a folder that holds texts.")
     output = output.expanduser()
@@ -155,8 +155,8 @@ def command(
         raise ConfigError(
             "has too little text to train on", field="folder", value=folder, cure=cure
         )
-    durable.write_file(output / PROGRAM, [_program()])
-    durable.write_file(output / CONFIG, [_config_text(folder, chosen).encode()])
+    files.write_file(output / PROGRAM, [_program()])
+    files.write_file(output / CONFIG, [_config_text(folder, chosen).encode()])
     _say_what_is_next(output)
 
 

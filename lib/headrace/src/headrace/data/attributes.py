@@ -38,7 +38,7 @@ from headrace.errors import ConfigError, did_you_mean, errors_at
 from headrace.ingest.listing import Entry, list_path
 from headrace.ingest.records import import_extra
 from headrace.order.intervals import Intervals, chunks_of
-from headrace.store import files
+from headrace.store import files, remote
 from headrace.store.cache import TokenCache
 from headrace.store.layout import ATTRIBUTES_FOLDER
 from headrace.store.leaf import CacheLeaf
@@ -411,7 +411,7 @@ def _rows_of_file(
         return
     arrow = import_extra("pyarrow", "parquet", url)
     dataset = import_extra("pyarrow.dataset", "parquet", url)
-    filesystem, file_path = files.filesystem(url)
+    filesystem, file_path = remote.filesystem(url)
     file_format: Any = format_name
     if format_name == "json":  # else a single line without a line feed would be read as nothing
         json_reader = import_extra("pyarrow.json", "parquet", url)

@@ -21,7 +21,7 @@ from jaxtyping import Int64
 from headrace.errors import ConfigError, HeadraceError
 from headrace.order.bits import Bits, NumberSet
 from headrace.order.intervals import Intervals
-from headrace.store import files
+from headrace.store import files, remote
 from headrace.store.npy import NPY_ERRORS, PYTHON_PARSER
 
 _CHUNK = 1 << 20  # numbers that are a list of their own
@@ -104,8 +104,8 @@ def is_large(url: str) -> bool:
     try:
         if files.is_local(url):
             return files.local_path(url).stat().st_size > _LARGE
-        filesystem, path = files.filesystem(url)
-        with files.client_errors(url):
+        filesystem, path = remote.filesystem(url)
+        with remote.client_errors(url):
             return (filesystem.size(path) or 0) > _LARGE
     except (OSError, HeadraceError):
         return False  # which reading it says

@@ -56,7 +56,7 @@ import numpy as np
 
 from headrace.errors import ConfigError, HeadraceError, check_at_least, install_command
 from headrace.metrics import STATS_FOLDER, LoaderStats
-from headrace.store import durable, files
+from headrace.store import files
 
 FORMAT_VERSION = 1
 _OBJECT_BYTES = 1_000_000
@@ -229,7 +229,7 @@ class _File:
         self._path = path
 
     def add(self, lines: bytes) -> None:
-        durable.make_folder(self._path.parent)
+        files.make_folder(self._path.parent)
         with self._path.open("ab+") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
@@ -242,8 +242,8 @@ class _File:
         for.
         """
         if self._path.exists():
-            durable.sync_file(self._path)
-            durable.sync_folder(self._path.parent)
+            files.sync_file(self._path)
+            files.sync_folder(self._path.parent)
 
 
 class _Objects:

@@ -77,7 +77,7 @@ from headrace.ingest.source import (
     SourceConfig,
 )
 from headrace.ingest.tokenize import Tokenizer, TokenizerConfig, load_tokenizer
-from headrace.store import files
+from headrace.store import files, remote
 
 HEAD_BYTES = 1 << 16
 """Stored bytes of a file that are read, from its start."""
@@ -540,7 +540,7 @@ class _Head(io.RawIOBase):
         return data
 
 
-class _TablePieces(files.SeekableFile):
+class _TablePieces(remote.SeekableFile):
     """A table's file, of which only the pieces that are asked for are read, :data:`HEAD_BYTES` at
     least; EndOfHeadError when they would be more than :data:`TABLE_BYTES`.
     """

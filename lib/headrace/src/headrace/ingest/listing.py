@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from fsspec.utils import glob_translate
 
 from headrace.errors import ConfigError, SourceError, did_you_mean
-from headrace.store import files, retry
+from headrace.store import files, remote, retry
 from headrace.store.location import Location
 
 _VERSION_KEYS = (
@@ -198,10 +198,10 @@ def stat_file(path: str) -> tuple[int | None, str]:
     if files.is_local(path):
         entry = _local_entry(path)
     else:
-        fs, inner = files.filesystem(path)
+        fs, inner = remote.filesystem(path)
         fs.invalidate_cache()
         entry = _remote_entry(
-            path, retry.with_retries(lambda: fs.info(inner), files.transient, path)
+            path, retry.with_retries(lambda: fs.info(inner), remote.transient, path)
         )
     return entry.size, entry.version
 
@@ -267,10 +267,10 @@ def _local_entry(path: str) -> Entry:
 
 
 def _list_remote(url: str) -> Listing | None:
-    fs, path = files.filesystem(url)
+    fs, path = remote.filesystem(url)
     try:
-        with files.client_errors(url):
-            return retry.with_retries(lambda: _ask_remote(fs, path, url), files.transient, url)
+        with remote.client_errors(url):
+            return retry.with_retries(lambda: _ask_remote(fs, path, url), remote.transient, url)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from headrace.errors import CacheError
 from headrace.ingest.progress import NO_PROGRESS, Progress, Report
-from headrace.store import durable, files
+from headrace.store import files, remote
 from headrace.store.lease import remove_tree
 from headrace.store.ledger import PART_RECORD_NAME, part_folder
 from headrace.store.ledger_table import PartRecord
@@ -290,14 +290,14 @@ def publish(attempt: str, root: str, name: str) -> None:
     remove_tree(files.join(target, PART_RECORD_NAME))
     remove_tree(target)
     if files.is_local(root):
-        durable.make_folder(files.local_path(target).parent)
-        durable.rename(files.local_path(source), files.local_path(target))
+        files.make_folder(files.local_path(target).parent)
+        files.rename(files.local_path(source), files.local_path(target))
     else:
-        fs, path = files.filesystem(source)
-        _, target_path = files.filesystem(target)
-        with files.client_errors(target):
+        fs, path = remote.filesystem(source)
+        _, target_path = remote.filesystem(target)
+        with remote.client_errors(target):
             names = sorted(
-                files.sizes_below(source), key=lambda p: p.endswith(f"/{PART_RECORD_NAME}")
+                remote.sizes_below(source), key=lambda p: p.endswith(f"/{PART_RECORD_NAME}")
             )
             for one in names:
                 fs.cp_file(one, target_path + one[len(path) :])

@@ -1,5 +1,5 @@
-"""Text to token ids: any file of Hugging Face ``tokenizers``, bytes, or ids that are ready; with the
-special tokens around documents.
+"""Text to token ids: any file of Hugging Face ``tokenizers``, bytes, or ids that are ready; with
+the special tokens around documents.
 
 **Policy.** The file's own post-processor, truncation and padding are disabled, and each document
 becomes ``[bos] ids [eos]`` exactly as the config says. (Otherwise, caches that lost their BOS, or

@@ -18,50 +18,28 @@ to be read.
 
 After ``os.fork``, a child of a process that has read cannot read, because it lacks the parent's
 threads: instead of waiting forever, it gets an error (:func:`check_same_process`).
-
-Object stores: TensorStore reads the arrays, fsspec (:mod:`headrace.store.files`) the small files
-beside them, and both must reach the same server as the same user. These variables do that; Google's
-and Amazon's own servers need none.
-
-======================================  ============================================================
-``GOOGLE_APPLICATION_CREDENTIALS``      key file for ``gs://``; otherwise what ``gcloud auth
-                                        application-default`` left
-``STORAGE_EMULATOR_HOST``               another GCS server (fake-gcs-server, ...), read before the
-                                        first use of GCS in a process; nobody is logged in there
-``AWS_ACCESS_KEY_ID``,                  keys for ``s3://``; otherwise the profile or the role of the
-                                        machine
-``AWS_SECRET_ACCESS_KEY``
-``AWS_ENDPOINT_URL_S3``,                another S3 server (MinIO, Ceph, R2, ...), read whenever an
-                                        array is opened
-``AWS_ENDPOINT_URL``
-``AWS_REGION``, ``AWS_DEFAULT_REGION``  its region, if it cares; ``us-east-1`` if not set
-``AWS_PROFILE``, ``AWS_CONFIG_FILE``    a profile's ``endpoint_url`` and ``region``, where the
-                                        variables above are not set; a server must know its buckets
-                                        by path (``HOST/BUCKET``)
-======================================  ============================================================
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import importlib
 import os
 import struct
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import tensorstore as ts
 
-from headrace.errors import CacheCorruptError, CacheError, ConfigError, HeadraceError, ReadError
-from headrace.store import files, logins, retry
-from headrace.store.failures import DamagedAnswerError, reason
+from headrace.errors import CacheCorruptError, CacheError, HeadraceError, ReadError
+from headrace.store import files, remote, retry
+from headrace.store.failures import DamagedAnswerError
 from headrace.store.layout import (
     CRC_BYTES,
     NO_CHUNK,
@@ -70,7 +48,6 @@ from headrace.store.layout import (
     check_place,
     owner_of,
 )
-from headrace.store.location import Location
 from headrace.store.mapped import MappedArray, map_array
 from headrace.store.requests import Store, arrived, get, read_context, submit
 from headrace.store.sharded import REQUEST_BYTES, ShardedArray, described_by
@@ -79,123 +56,6 @@ from headrace.store.sharded import REQUEST_BYTES, ShardedArray, described_by
 _FILL_CHUNKS = 16
 _FILL_READS = 8
 _ENTRY = struct.Struct("<QQ")  # a chunk's offset and size in a shard's index
-
-
-def kvstore_spec(url: str) -> dict[str, Any]:
-    """TensorStore's key-value store for a path or URL. The module's docstring lists the variables
-    that it follows.
-
-    Raises:
-        ConfigError: TensorStore has no driver for the scheme, would change the key, or cannot
-            address buckets as the user's profile says.
-
-    Example:
-        >>> kvstore_spec("gs://bucket/cache/data")
-        {'driver': 'gcs', 'bucket': 'bucket', 'path': 'cache/data/'}
-    """
-    # Read once, at the first request of the process: a connection without data for this long is
-    # broken.
-    os.environ.setdefault(
-        "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", str(max(round(retry.policy().timeout_s), 1))
-    )
-    os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1")
-    spec = Location.parse(url).kvstore()
-    if spec["driver"] == "gcs":
-        _follow_gcs_emulator()
-    if spec["driver"] == "http":
-        headers = logins.header(Location.parse(url))
-        if headers:
-            spec["headers"] = [f"{name}: {value}" for name, value in headers.items()]
-    if spec["driver"] == "s3":
-        spec |= _s3_server(spec["bucket"], _s3_profile(*map(os.environ.get, _PROFILE_VARIABLES)))
-        if os.environ.get("AWS_ACCESS_KEY_ID"):  # do not ask profiles and metadata servers first
-            spec["aws_credentials"] = {"type": "environment"}
-    return spec
-
-
-_PROFILE_VARIABLES = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_CONFIG_FILE")
-
-
-@lru_cache(maxsize=16)
-def _s3_profile(*_environment: str | None) -> dict[str, Any]:
-    """The profile of the user's AWS config, which fsspec's client follows too; empty if there is
-    none.
-    """
-    try:
-        session: Any = importlib.import_module("botocore.session").Session()
-        errors: Any = importlib.import_module("botocore.exceptions")
-    except ImportError:
-        return {}
-    try:
-        return dict(session.get_scoped_config())
-    except errors.BotoCoreError:  # no such profile, as fsspec's client will tell
-        return {}
-
-
-def _s3_server(bucket: str, profile: Mapping[str, Any]) -> dict[str, Any]:
-    """Where TensorStore finds a bucket on a server other than Amazon's: always below its name.
-
-    Raises:
-        ConfigError: the profile wants the bucket in the host name, as fsspec's client does then.
-            The arrays and the ledger of a cache would be at different keys, because TensorStore
-            adds the bucket to the path anyway.
-    """
-    named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    endpoint = named or profile.get("endpoint_url")
-    if not endpoint:
-        return {}
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    server_variables = {
-        "endpoint": endpoint.rstrip("/"),
-        "aws_region": region or profile.get("region") or "us-east-1",
-    }
-    settings = profile.get("s3")
-    if isinstance(settings, dict) and settings.get("addressing_style") == "virtual":
-        raise ConfigError(
-            f"cannot be used for caches on {server_variables['endpoint']}: TensorStore asks other"
-            f" servers than Amazon's for {server_variables['endpoint']}/{bucket}",
-            field="s3.addressing_style",
-            value="virtual",
-            cure="Write addressing_style = path in the profile. If the server refuses that, keep"
-            " caches on a local disk, or in another store; sources may stay there.",
-        )
-    return server_variables
-
-
-def _follow_gcs_emulator() -> None:
-    """Sets TensorStore's own variables from ``STORAGE_EMULATOR_HOST``; it reads them once, at its
-    first use of GCS.
-    """
-    host = os.environ.get("STORAGE_EMULATOR_HOST", "")
-    if host not in ("", "default"):
-        url = host if host.startswith(("http://", "https://")) else f"http://{host}"
-        os.environ.setdefault("TENSORSTORE_GCS_HTTP_URL", url.rstrip("/"))
-        os.environ.setdefault("GOOGLE_AUTH_TOKEN_FOR_TESTING", "emulator")
-
-
-_first_process: int | None = None  # the first that used TensorStore
-
-
-def check_same_process() -> None:
-    """Checks the process before TensorStore is used; costs 0.1 us.
-
-    Raises:
-        ReadError: a parent of this process has used it, then forked.
-    """
-    global _first_process
-    process = os.getpid()
-    if _first_process is None:
-        _first_process = process
-    elif _first_process != process:
-        raise ReadError(
-            f"reads in a process that was forked from process {_first_process}, whose reading"
-            " threads it does not have",
-            field="process",
-            value=process,
-            cure='Start such processes with multiprocessing.get_context("spawn") or "forkserver",'
-            " or fork before the first read;"
-            " in a torch DataLoader: multiprocessing_context='spawn'.",
-        )
 
 
 class ArrayFuture(Protocol):
@@ -242,18 +102,6 @@ class RepeatedRead:
                 return self.use((yield from self.read.__await__()))
             except (ReadError, CacheError) as error:
                 self.read = self.again(error)
-
-
-def store_error(error: Exception, url: str, shards: str = "") -> OSError:
-    """The problem, with the shard file and the credential if they matter and are not named yet."""
-    message = reason(error)
-    if shards and "shard file" not in message:
-        message = f"{message}, {shards}"
-    if "PERMISSION_DENIED" in message or "UNAUTHENTICATED" in message:
-        message = f"{message}, asked as {files.asked_as(url)}"
-    failure = OSError(message)
-    failure.__cause__ = error
-    return failure
 
 
 class LocalPlaces:
@@ -388,7 +236,7 @@ class StoredArray:
 
     @cached_property
     def _kvstore(self) -> dict[str, Any]:
-        return kvstore_spec(self.url if self._folder is None else str(self._folder))
+        return files.kvstore_spec(self.url if self._folder is None else str(self._folder))
 
     @cached_property
     def _over_http(self) -> bool:
@@ -530,7 +378,7 @@ class StoredArray:
         return PendingRead(future, self, start, stop, out)
 
     def _read_over_http(self, out: np.ndarray, start: int) -> ArrayFuture:
-        check_same_process()
+        files.check_same_process()
         sending = None if self._sharded is None else self._sharded.send(start, out)
         if sending is not None:
             return PendingRead(sending, self, start, start + out.size)
@@ -591,7 +439,7 @@ class StoredArray:
             )
 
     def _opened(self) -> Any:
-        check_same_process()
+        files.check_same_process()
         with self._lock:
             if self._store is None:
                 try:
@@ -628,7 +476,7 @@ class StoredArray:
     def _not_opened(self, error: Exception) -> CacheError:
         cure = "Check that the cache was copied whole; build it again if not."
         return CacheError(
-            f"cannot be opened ({store_error(error, self.url)})",
+            f"cannot be opened ({remote.store_error(error, self.url)})",
             field="array",
             value=self.url,
             cure=cure,
@@ -692,7 +540,7 @@ class PendingRead:
                     raise  # it is not there yet
                 # It came just now, or fails with the store's own error of that name.
                 return self.result()
-            raise self._failed(error) from store_error(error, self.array.url, self._shards())
+            raise self._failed(error) from remote.store_error(error, self.array.url, self._shards())
         return self._received(values)
 
     def __await__(self) -> Generator[Any, None, np.ndarray]:
@@ -703,7 +551,7 @@ class PendingRead:
         try:
             values = yield from waiting.__await__()
         except (ValueError, OSError) as error:
-            raise self._failed(error) from store_error(error, self.array.url, self._shards())
+            raise self._failed(error) from remote.store_error(error, self.array.url, self._shards())
         return self._received(values)
 
     def _received(self, values: np.ndarray) -> np.ndarray:
@@ -720,7 +568,7 @@ class PendingRead:
     def _failed(self, error: Exception) -> ReadError:
         first, last = self._units(self.array.chunk_elements)
         chunks = f"chunk {first}" if first == last else f"chunks {first} to {last}"
-        why = str(store_error(error, self.array.url, self._shards()))
+        why = str(remote.store_error(error, self.array.url, self._shards()))
         cure = (
             "Serve it with a server that answers byte ranges; Python's http.server does not."
             if "was ignored by server" in why

@@ -16,10 +16,12 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import tensorstore as ts
 
 from headrace.errors import ConfigError, check_at_least, check_choice, did_you_mean
 
@@ -407,3 +409,21 @@ MASKS = ("loss_mask", "assistant_masks")
 """Leaves with 1 for the tokens of a chat to train on, 0 for others: headrace's own, and that of
 Levanter's chat caches.
 """
+
+
+def open_in_memory(metadata: Mapping[str, Any]) -> tuple[Any, Any]:
+    """A TensorStore array with chunks in a memory of its own, and the store with these: what is
+    written to one of them is encoded, or decoded, by reading the other.
+    """
+    memory = {"driver": "memory", "path": ""}
+    context = ts.Context()
+    spec = {
+        "driver": "zarr3",
+        "kvstore": memory,
+        "metadata": metadata,
+        "fill_missing_data_reads": False,
+        "store_data_equal_to_fill_value": True,
+    }
+    array: Any = ts.open(spec, create=True, context=context).result()
+    kvstore: Any = ts.KvStore.open(memory, context=context).result()
+    return array, kvstore

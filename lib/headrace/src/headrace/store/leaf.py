@@ -29,7 +29,8 @@ from jaxtyping import Int64, UInt
 
 from headrace.errors import CacheError, IndexOutOfRangeError, ReadError
 from headrace.order.intervals import run_numbers, starts
-from headrace.store.array import ArrayFuture, StoredArray, kvstore_spec
+from headrace.store import files
+from headrace.store.array import ArrayFuture, StoredArray
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
 from headrace.store.ledger_table import (
     PAGE_BYTES,
@@ -174,7 +175,7 @@ class ChunkPages:
             return from_page(page, stored)
 
         folder, name = Location.parse(self._table.url).up()
-        store = Store(kvstore_spec(str(folder)), str(folder))
+        store = Store(files.kvstore_spec(str(folder)), str(folder))
         return await get(store, name, slice(start, stop), decode, index=True)
 
 

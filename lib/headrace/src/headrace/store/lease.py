@@ -44,7 +44,7 @@ an output that a lease is held for.
    a worker, the file of the lease that the process which sent it holds. A lease that was lost
    proves nothing.
 3. Each key is compared with the location before it is deleted
-   (:func:`headrace.store.files.delete_keys`).
+   (:func:`headrace.store.remote.delete_keys`).
 
 Price: none in the process that holds the lease; in a worker one small read for each folder between
 what is deleted and its output.
@@ -69,8 +69,7 @@ import tensorstore as ts
 
 from headrace.errors import CacheError, HeadraceError
 from headrace.progress import countdown
-from headrace.store import durable, files
-from headrace.store.array import kvstore_spec
+from headrace.store import files, remote
 from headrace.store.failures import reason
 from headrace.store.ledger import LEDGER_NAME
 from headrace.store.location import Location
@@ -316,9 +315,9 @@ def remove_tree(url: str) -> None:
     _prove(url)
     try:
         if is_local:
-            durable.remove(files.local_path(url))
+            files.remove(files.local_path(url))
         else:
-            files.delete_keys(url)
+            remote.delete_keys(url)
     except OSError as error:
         problem = f"cannot be deleted ({error.strerror or error})"
         raise CacheError(problem, field="file", value=url, cure="Check its permissions.") from error
@@ -521,7 +520,7 @@ class _LocalSlot:
             if self.read() != expected:
                 return False
             if new is None:
-                durable.remove(files.local_path(self._file))
+                files.remove(files.local_path(self._file))
             else:
                 files.write_atomic(self._file, new)
             return True
@@ -530,7 +529,7 @@ class _LocalSlot:
     def _locked(self) -> Iterator[None]:
         path = files.local_path(self._root)
         try:
-            durable.make_folder(path)
+            files.make_folder(path)
             folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except FileExistsError as error:
             cure = "Choose a folder that is new or empty."
@@ -560,7 +559,9 @@ class _RemoteSlot:
     def __init__(self, root: str, name: str = LEASE_NAME) -> None:
         self._name = name
         self._url = files.join(root, name)
-        self._store: Any = self._wait(ts.KvStore.open(kvstore_spec(root), context=ts.Context()))
+        self._store: Any = self._wait(
+            ts.KvStore.open(files.kvstore_spec(root), context=ts.Context())
+        )
 
     def read(self) -> bytes | None:
         return self._look()[0]

@@ -46,7 +46,7 @@ from headrace.errors import (
     command_line,
     of_another_version,
 )
-from headrace.store import durable, files
+from headrace.store import files
 from headrace.store.files import ReadForAll
 from headrace.store.layout import TOKENS, CacheLayout, LeafSpec, StoredLayout, owner_of
 from headrace.store.ledger_table import (
@@ -566,7 +566,7 @@ def write_part_record(root: str, record: PartRecord) -> None:
     # 2. The arrays of the part reach the disk before the record does: after a power cut, a file
     #    system may keep a later write and lose an earlier one.
     if files.is_local(root):
-        durable.sync_folders(
+        files.sync_folders(
             files.local_path(part_folder(root, record.name)), below=files.local_path(root)
         )
     files.write_atomic(files.join(part_folder(root, record.name), PART_RECORD_NAME), _dump(record))

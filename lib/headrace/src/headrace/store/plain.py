@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import CacheCorruptError, ReadError
-from headrace.store import files
-from headrace.store.array import ArrayFuture, StoredArray, kvstore_spec
+from headrace.store import files, remote
+from headrace.store.array import ArrayFuture, StoredArray
 from headrace.store.layout import DEFAULT_CHUNK, DEFAULT_SHARD_CHUNKS, CacheLayout, StoredLayout
 from headrace.store.location import Location
 from headrace.store.mapped import MappedArray, map_file
@@ -85,7 +85,7 @@ class PlainArray(StoredArray):
         # Of an array in a plain file, the folder is that file.
         folder, name = Location.parse(str(self._folder or self.url)).up()
         url = str(folder)
-        spec = kvstore_spec(url)
+        spec = files.kvstore_spec(url)
         attempts = self.damaged_attempts
         watches = spec["driver"] in ("file", "gcs", "s3")
         store = Store(spec, url, attempts, attempts, watches=watches)
@@ -179,7 +179,7 @@ def file_size(url: str) -> int:
     """
     if files.is_local(url):
         return files.local_path(url).stat().st_size
-    size = files.info(url).get("size")
+    size = remote.info(url).get("size")
     if size is None:
         cure = "Put it on a server that tells the sizes of files (Content-Length)."
         raise ReadError("has no size, as its server says", field="file", value=url, cure=cure)

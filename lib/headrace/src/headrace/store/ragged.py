@@ -22,8 +22,7 @@ import numpy as np
 import tensorstore as ts
 
 from headrace.errors import CacheError, ConfigError
-from headrace.store import durable, files, retry
-from headrace.store.array import check_same_process, kvstore_spec, store_error
+from headrace.store import files, remote, retry
 from headrace.store.layout import (
     MOST_NAMED_CHUNKS,
     TOKENS,
@@ -32,12 +31,12 @@ from headrace.store.layout import (
     StoredLayout,
     attributes_of,
     chunk_checksums,
+    open_in_memory,
     owner_of,
 )
 from headrace.store.lease import remove_tree
 from headrace.store.ledger import part_folder, write_part_record
 from headrace.store.ledger_table import LeafRecord, PartRecord
-from headrace.store.sharded import open_in_memory
 
 _UNBOUNDED = 1 << 54  # an array grows shard by shard; its true length is set when the writer closes
 
@@ -306,7 +305,9 @@ class ArrayWriter:
         self._array = created_array(url, metadata, resume=resume)
         self._there = shard_sizes(url, 0) if resume else {}
         self._kept = ": finished files are kept" if resume else _PARTS_KEPT
-        self._files: Any = ts.KvStore.open(kvstore_spec(url), context=_writing_context()).result()
+        self._files: Any = ts.KvStore.open(
+            files.kvstore_spec(url), context=_writing_context()
+        ).result()
         self._encode, self._encoded = open_in_memory(metadata)
         self._checksums = [np.zeros(0, np.uint32)]
         self._index_bytes = 0
@@ -388,8 +389,8 @@ def created_array(url: str, metadata: Mapping[str, Any], *, resume: bool) -> Any
         CacheError: it cannot be written.
         ReadError: this process was forked from one that has used TensorStore.
     """
-    check_same_process()
-    spec = {"driver": "zarr3", "kvstore": kvstore_spec(url), "metadata": metadata}
+    files.check_same_process()
+    spec = {"driver": "zarr3", "kvstore": files.kvstore_spec(url), "metadata": metadata}
     future = ts.open(spec, create=True, open=resume, context=_writing_context())
     return written(future, url)
 
@@ -404,11 +405,11 @@ def written(future: Any, url: str, kept: str = _PARTS_KEPT) -> Any:
     try:
         return future.result()
     except (ValueError, OSError) as error:
-        why = str(store_error(error, url))
+        why = str(remote.store_error(error, url))
         if "No space left" in why and files.is_local(url):
             size = re.search(r"write (\d+)", why)
             missing = f"{int(size[1]):,} bytes to write, " if size else ""
-            why = f"No space left on device: {missing}{durable.free_bytes(files.local_path(url))}"
+            why = f"No space left on device: {missing}{files.free_bytes(files.local_path(url))}"
         cure = f"Check permissions and free space, then run the same command again{kept}."
         raise CacheError(
             f"cannot be written ({why})", field="array", value=url, cure=cure
@@ -434,8 +435,8 @@ def shard_sizes(url: str, shards: int) -> dict[int, int]:
         sizes: dict[int, int] = {}
         for number in range(shards):
             with suppress(FileNotFoundError):
-                sizes[number] = int(files.info(files.join(folder, str(number)))["size"])
+                sizes[number] = int(remote.info(files.join(folder, str(number)))["size"])
         return sizes
-    start = len(files.filesystem(folder)[1].rstrip("/")) + 1
-    named = ((path[start:], size) for path, size in files.sizes_below(folder).items())
+    start = len(remote.filesystem(folder)[1].rstrip("/")) + 1
+    named = ((path[start:], size) for path, size in remote.sizes_below(folder).items())
     return {int(name): size for name, size in named if name.isdigit()}

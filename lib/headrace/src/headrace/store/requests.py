@@ -37,7 +37,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import tensorstore as ts
 
-from headrace.store import azure, files, retry
+from headrace.store import azure, files, remote, retry
 from headrace.store.failures import (
     DamagedAnswerError,
     Failure,
@@ -609,7 +609,7 @@ async def _pause_s(url: str) -> float:
     is_azure = Location.parse(url).scheme == "az"
     if not is_azure and now - _looked_at.get(store, -math.inf) >= 1:
         _looked_at[store] = now
-        fs, path = files.filesystem(url)
+        fs, path = remote.filesystem(url)
         with retry.retried_here() as call:
             asking = asyncio.run_coroutine_threadsafe(fs._cat_file(path, start=0, end=1), fs.loop)
         try:

@@ -20,12 +20,11 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, NamedTuple, cast
 
 import google_crc32c
 import numpy as np
-import tensorstore as ts
 
 from headrace.store.failures import DamagedAnswerError, MissingAnswerError, StoreFailedError
 from headrace.store.layout import (
@@ -35,6 +34,7 @@ from headrace.store.layout import (
     check_place,
     checksum_bytes,
     named_in,
+    open_in_memory,
 )
 from headrace.store.requests import Sent, Store, arrived, get, send
 from headrace.store.retry import own_counts
@@ -187,24 +187,6 @@ def _even_places(shard_chunks: int, chunks: int, size: int) -> np.ndarray:
 def _decoder(dtype: str, size: int, codecs: str) -> Decoder:
     """One decoder for all arrays with the same format."""
     return Decoder(dtype, size, json.loads(codecs))
-
-
-def open_in_memory(metadata: Mapping[str, Any]) -> tuple[Any, Any]:
-    """A TensorStore array with chunks in a memory of its own, and the store with these: what is
-    written to one of them is encoded, or decoded, by reading the other.
-    """
-    memory = {"driver": "memory", "path": ""}
-    context = ts.Context()
-    spec = {
-        "driver": "zarr3",
-        "kvstore": memory,
-        "metadata": metadata,
-        "fill_missing_data_reads": False,
-        "store_data_equal_to_fill_value": True,
-    }
-    array: Any = ts.open(spec, create=True, context=context).result()
-    kvstore: Any = ts.KvStore.open(memory, context=context).result()
-    return array, kvstore
 
 
 class ShardedArray:

@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from headrace.errors import CacheCorruptError, CacheError, ConfigError
-from headrace.store import durable, files
+from headrace.store import files, remote
 from headrace.store.location import Location
 
 _PIECE_BYTES = 1 << 16
@@ -69,7 +69,7 @@ class VectorWriter:
         self._digests: list[bytes] = []
         self._piece = hashlib.sha256()  # of the piece that is not full yet
         self._room = _PIECE_BYTES
-        self._temporary: durable.TemporaryFile | None = None  # if it is local
+        self._temporary: files.TemporaryFile | None = None  # if it is local
         self._file: Any = None  # open for writing
 
     def append(self, values: Integer[np.ndarray, " n"]) -> None:
@@ -142,12 +142,12 @@ class VectorWriter:
         if self._file is None:
             if self._local:
                 path = files.local_path(self.url)
-                self._temporary = durable.TemporaryFile(path, shared=True)
+                self._temporary = files.TemporaryFile(path, shared=True)
                 self._file = self._temporary.content
             else:
                 Location.parse(self.url).check_output_file()
-                fs, path = files.filesystem(self.url)
-                with files.client_errors(self.url):
+                fs, path = remote.filesystem(self.url)
+                with remote.client_errors(self.url):
                     self._file = fs.open(path, "wb")
         return self._file
 
