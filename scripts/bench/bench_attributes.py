@@ -47,7 +47,7 @@ from _common import Report, run_bench
 from headrace import LmDataConfig, load_config
 from headrace.analysis.simulate.forecast import RunSteps, simulate
 from headrace.data.attributes import AttributeConfig, open_attribute
-from headrace.ingest.engines import Work
+from headrace.ingest.part_builder import Work
 from headrace.ingest.reshuffle import move_documents, reshuffle
 from headrace.ingest.shuffle_plan import Grouping, ReshuffleConfig
 from headrace.order.permutation import Feistel

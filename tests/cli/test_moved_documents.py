@@ -15,7 +15,7 @@ from headrace import LmDataConfig, load_config, open_run
 from headrace.data.attributes import AttributeConfig, open_attribute
 from headrace.errors import ConfigError
 from headrace.ingest import ReshuffleConfig, reshuffle
-from headrace.ingest.engines import Work
+from headrace.ingest.part_builder import Work
 from headrace.ingest.reshuffle import MoveReport, move_documents
 from headrace.ingest.shuffle_plan import Grouping
 from headrace.order.intervals import Intervals

@@ -24,7 +24,7 @@ from headrace.errors import (
     PlanMismatchError,
     SourceError,
 )
-from headrace.ingest import SourceConfig, TokenizerConfig, build_cache, engines
+from headrace.ingest import SourceConfig, TokenizerConfig, build_cache, resume
 from headrace.ingest.build import BuildReport
 from headrace.ingest.tokenize import load_tokenizer, recorded_tokenizer
 from headrace.store import open_cache, snapshots
@@ -236,7 +236,7 @@ class TestResume:
         def interrupted(*_: Any, **__: Any) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("headrace.ingest.engines.run_tasks", interrupted)
+        monkeypatch.setattr("headrace.ingest.part_builder.run_tasks", interrupted)
         with pytest.raises(KeyboardInterrupt):
             build(tmp_path / "corpus", tmp_path / "cache")
         with pytest.raises(CacheUnfinishedError):
@@ -393,7 +393,7 @@ def test_restart_takes_the_records_of_the_parts_first(
     write(tmp_path / "corpus", write_jsonl)
     parts = build(tmp_path / "corpus", tmp_path / "cache").parts_built
     removed: list[str] = []
-    for module in (engines, snapshots):
+    for module in (resume, snapshots):
         real = module.remove_tree
         monkeypatch.setattr(
             module, "remove_tree", lambda url, real=real: removed.append(url) or real(url)

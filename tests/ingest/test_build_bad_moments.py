@@ -224,7 +224,7 @@ def test_a_builder_that_looked_before_another_began_is_told_of_it(
 ):
     output = tmp_path / "c"
     build(corpus, output)
-    monkeypatch.setattr("headrace.ingest.engines.read_ledger", lambda root: None)
+    monkeypatch.setattr("headrace.store.lease.read_ledger", lambda root: None)
     with lease(str(output)), pytest.raises(CacheError, match="is being written by process"):
         build(corpus, output)
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.ingest import engines
+from headrace.ingest import part_builder
 from headrace.ingest.part_builder import (
     MAX_PARTS,
     PartTask,
@@ -131,7 +131,7 @@ def test_workers_without_a_part_are_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(
-        engines.extensions, "load_extension", lambda *names: lambda *settings: iter(())
+        part_builder.extensions, "load_extension", lambda *names: lambda *settings: iter(())
     )
     job: Any = None
     for workers, parts, message in (
@@ -140,5 +140,5 @@ def test_workers_without_a_part_are_named(
     ):
         caplog.clear()
         tasks = [PartTask(f"{i:05d}", ()) for i in range(parts)]
-        assert [*engines.run_tasks("zephyr", job, tasks, workers, lambda _: None)] == []
+        assert [*part_builder.run_tasks("zephyr", job, tasks, workers, lambda _: None)] == []
         assert " ".join(caplog.messages) == message

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from headrace.ingest import SourceConfig, TokenizerConfig, build_cache, engines
-from headrace.ingest.engines import show_progress
+from headrace.ingest import SourceConfig, TokenizerConfig, build_cache, part_builder
+from headrace.ingest.part_builder import show_progress
 from headrace.ingest.progress import Progress
 
 
@@ -62,9 +62,9 @@ def test_rates_are_means_since_the_start(monkeypatch: pytest.MonkeyPatch):
     bar = SimpleNamespace(add_task=lambda *_, **__: 0, rates=[])
     bar.update = lambda task, advance, rate: bar.rates.append(rate)
     monkeypatch.setattr(sys, "stderr", Terminal())
-    monkeypatch.setattr(engines.progress, "bar", lambda: nullcontext(bar))
+    monkeypatch.setattr(part_builder.progress, "bar", lambda: nullcontext(bar))
     clock = iter([10.0, 11.0, 14.0])
-    monkeypatch.setattr(engines, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(part_builder, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     with show_progress(100, "building") as report:
         report(Progress(5, 1_000_000, 2_000_000, 0))
         report(Progress(5, 1_000_000, 2_000_000, 0))

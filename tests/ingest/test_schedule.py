@@ -12,7 +12,6 @@ from headrace.ingest import SourceConfig
 from headrace.ingest.part_builder import BuildJob, PartBuilder, PartTask, plan_parts
 from headrace.ingest.progress import Progress
 from headrace.ingest.schedule import (
-    ATTEMPTS_FOLDER,
     MAX_LOST,
     Done,
     Event,
@@ -25,6 +24,7 @@ from headrace.ingest.schedule import (
 from headrace.ingest.tokenize import ByteTokenizer
 from headrace.store import CacheLayout
 from headrace.store.lease import owning
+from headrace.store.ledger import ATTEMPTS_FOLDER
 from headrace.store.ledger_table import PartRecord
 
 Tree = Callable[[str | Path], dict[str, bytes]]

@@ -28,10 +28,10 @@ from typing import Any
 from headrace.errors import CacheError, ConfigError, HeadraceError, install_command
 from headrace.ingest.pool import build_one_part
 from headrace.ingest.progress import NO_PROGRESS, Progress, Report
-from headrace.ingest.schedule import ATTEMPTS_FOLDER, Job, Task, publish
+from headrace.ingest.schedule import Job, Task, publish
 from headrace.store import files
 from headrace.store.lease import remove_tree
-from headrace.store.ledger import read_part_record
+from headrace.store.ledger import ATTEMPTS_FOLDER, read_part_record
 from headrace.store.ledger_table import PartRecord
 from headrace.store.retry import use_policy
 

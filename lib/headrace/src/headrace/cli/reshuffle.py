@@ -140,7 +140,7 @@ def command(
 
         headrace cache reshuffle cache grouped --by topic --attributes topic=new.parquet --update
     """
-    from headrace.ingest.engines import Work
+    from headrace.ingest.part_builder import Work
     from headrace.ingest.reshuffle import as_copied, copy_shuffled, move_documents, stored_groups
     from headrace.ingest.shuffle_plan import ReshuffleConfig, sizes_of
     from headrace.store import files

@@ -47,12 +47,12 @@ from headrace.errors import (
 )
 from headrace.ingest.choices import Engine, TokenizerEngine
 from headrace.ingest.documents import LOSS_MASK, split_file
-from headrace.ingest.engines import PLAIN_FOLDER, Work, clear, sole_builder
 from headrace.ingest.first_look import Input, refuse_faults
 from headrace.ingest.part_builder import (
     DEFAULT_PART_BYTES,
     BuildJob,
     PartTask,
+    Work,
     check_tokenizer_engine,
     plan_encoding,
     plan_parts,
@@ -63,9 +63,11 @@ from headrace.ingest.progress import EncoderCounts
 from headrace.ingest.records import MAX_RECORD_BYTES
 from headrace.ingest.reshuffle import Reshuffling, check_begun, clear_shuffled, holds_another
 from headrace.ingest.resume import (
+    PLAIN_FOLDER,
     began_in_vain,
     changed_sources,
     check_same_build,
+    clear,
     complete_parts,
     is_changed,
     with_hashes,
@@ -73,12 +75,12 @@ from headrace.ingest.resume import (
 )
 from headrace.ingest.shuffle_plan import ReshuffleConfig, ReshuffleCost, sizes_of
 from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import FILE_NAME, TokenizerConfig, load_tokenizer
+from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.layout import DEFAULT_CHUNK, DEFAULT_SHARD_CHUNKS, CacheLayout, Compression
-from headrace.store.lease import Lease, remove_tree
-from headrace.store.ledger import Ledger, is_finished, summed, write_ledger
+from headrace.store.lease import Lease, remove_tree, sole_builder
+from headrace.store.ledger import TOKENIZER_NAME, Ledger, is_finished, summed, write_ledger
 from headrace.store.ledger_table import PartRecord
 from headrace.store.retry import Wire, wire
 
@@ -345,7 +347,7 @@ class BuildPlan:
         root = self.root
         inputs = self.inputs
         ledger, tasks, finished = self._begin(old_ledger)
-        tokenizer_file = files.join(root, FILE_NAME)
+        tokenizer_file = files.join(root, TOKENIZER_NAME)
         content = inputs.tokenizer.content
         if content is not None and files.read_bytes(tokenizer_file) != content:
             files.write_atomic(tokenizer_file, content)

@@ -1,4 +1,4 @@
-"""The parts of a build: which files make which part, and how one is built from its task.
+"""The parts of a build: which files make which part, who builds them, and how one is built.
 
 **The plan.** A part is the unit of work and of resuming: consecutive files of about ``part_bytes``
 stored bytes, or a slice of a larger one, converted to one part of the cache by one worker. The plan
@@ -8,6 +8,9 @@ the command uses the same one. The last slice of a file ends where the file ends
 
 Price: a killed build loses at most one part (default 64 MiB of text, some seconds); the largest
 corpus has some thousands of parts, so the ledger stays small and opening a cache stays fast.
+
+**Workers.** :class:`Work` has the parts built: in this process, by worker processes of this machine,
+on a Ray cluster or in a Zephyr pipeline. A shuffle has its own parts built by it, too.
 
 **A part** is built by a pipeline in one process::
 
@@ -37,19 +40,23 @@ Price: a thread switch and a few queue operations per batch (0.5 MiB of text on 
 from __future__ import annotations
 
 import logging
+import sys
+import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass, field, replace
 from itertools import chain, groupby
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
-from headrace.errors import ConfigError, check_at_least, check_choice, install_command
+from headrace import extensions, progress
+from headrace.errors import ConfigError, check_at_least, check_choice, check_whole, install_command
 from headrace.ingest import gigatoken_encoder
-from headrace.ingest.choices import TOKENIZER_ENGINES, Kind, TokenizerEngine
+from headrace.ingest.choices import TOKENIZER_ENGINES, Engine, Kind, TokenizerEngine
 from headrace.ingest.code_points import Ranges
 from headrace.ingest.documents import (
     LOSS_MASK,
@@ -59,8 +66,11 @@ from headrace.ingest.documents import (
     EncodedBatch,
     make_kind,
 )
+from headrace.ingest.pool import PoolWorkers, workers_for
 from headrace.ingest.progress import NO_PROGRESS, EncoderCounts, Progress, Report
+from headrace.ingest.ray_workers import RayWorkers
 from headrace.ingest.records import BadRecordError, Slice, SourceFile
+from headrace.ingest.schedule import Job, Scheduler, Task
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import (
     FileTokenizer,
@@ -70,8 +80,10 @@ from headrace.ingest.tokenize import (
     recorded_tokenizer,
 )
 from headrace.metrics import Sums
+from headrace.numbers import in_bytes, short
 from headrace.store.ahead import ItemsAhead
 from headrace.store.layout import CacheLayout
+from headrace.store.lease import Lease
 from headrace.store.ledger_table import PartRecord
 from headrace.store.ragged import PartWriter
 from headrace.store.retry import RetryPolicy, policy
@@ -86,6 +98,9 @@ MAX_PARTS = 4096
 # a corpus has as many, if it has as many of _LEAST_BYTES: work for all cores, little to do again
 _FEW_PARTS = 16
 _LEAST_BYTES = 1 << 20
+POOL_FROM_BYTES = 32 << 20
+"""Less than this is built faster than worker processes start."""
+_ONLY_HERE = ("memory://", "local-memory://")
 FROM_BYTES = 64 << 20
 """With less to read, comparing code points for ``gigatoken`` costs more time than it saves."""
 WORKER_BYTES = 512 << 20
@@ -197,6 +212,131 @@ def tasks_from_records(
 def _listed_file(record: SourceRecord, listed: Mapping[str, SourceFile]) -> SourceFile:
     part = Slice(*record["slice"]) if "slice" in record else None
     return replace(listed[record["path"]], part=part)
+
+
+@dataclass(frozen=True)
+class Work:
+    """How parts are built.
+
+    Attributes:
+        engine: What builds them; ``auto``: a pool, unless there is too little to do for one.
+        workers: Number of workers; None: as many as fit.
+        progress: Whether a bar is shown, if stderr is a terminal.
+
+    Raises:
+        ConfigError: the engine is unknown, or the number of workers invalid.
+    """
+
+    engine: Engine = "auto"
+    workers: int | None = None
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        check_choice("engine", self.engine, get_args(Engine), "is no engine")
+        check_whole("workers", self.workers)
+        check_at_least("workers", self.workers, cure="Leave it out: one a core.")
+
+    def build(
+        self, what: str, job: Job, tasks: Sequence[Task], paths: Iterable[str], held: Lease
+    ) -> tuple[dict[str, PartRecord], Progress]:
+        """Builds parts while the lease is held.
+
+        Args:
+            what: What is done, for the bar.
+            job: What the parts have in common.
+            tasks: The parts.
+            paths: All paths to be read.
+            held: Checked after each part.
+
+        Returns:
+            The records of the parts, by name, and the costs of the workers.
+        """
+        records: dict[str, PartRecord] = {}
+        costs = NO_PROGRESS
+        engine = self._engine_for(job, tasks, paths)
+        total = sum(task.stored_bytes for task in tasks)
+        with show_progress(total, what, show=self.progress and bool(tasks)) as move_bar:
+
+            def report(done: Progress) -> None:
+                nonlocal costs
+                costs += Progress(encoder=done.encoder, wire=done.wire)
+                move_bar(done)
+
+            with closing(run_tasks(engine, job, tasks, self.workers, report)) as finished:
+                for record in finished:
+                    records[record.name] = record
+                    held.check()
+        return records, costs
+
+    def _engine_for(self, job: Job, tasks: Sequence[Task], paths: Iterable[str]) -> Engine:
+        if self.engine != "auto":
+            return self.engine
+        if any(path.startswith(_ONLY_HERE) for path in (job.root, *paths)):
+            return "inline"  # what no other process sees
+        is_known = all(task.has_known_size for task in tasks)
+        is_little = is_known and sum(task.stored_bytes for task in tasks) < POOL_FROM_BYTES
+        if is_little or (self.workers or workers_for(job, len(tasks))) == 1:
+            return "inline"
+        return "pool"
+
+
+@contextmanager
+def show_progress(total: int, what: str, *, show: bool = True) -> Iterator[Report]:
+    """A bar over ``total`` stored bytes on stderr, if that is a terminal, and the function that
+    moves it and shows the mean rates since it was made.
+    """
+    if not (show and sys.stderr.isatty()):
+        yield lambda _: None
+        return
+
+    so_far = NO_PROGRESS
+    began = time.monotonic()
+    with progress.bar() as bar:
+        task = bar.add_task(what, total=total or None, rate="")
+
+        def report(done: Progress) -> None:
+            nonlocal so_far
+            so_far += done
+            seconds = max(time.monotonic() - began, 1e-9)
+            tokens = short(so_far.tokens / seconds)
+            text_bytes = in_bytes(so_far.text_bytes / seconds)
+            rate = f"{tokens} tokens/s  {text_bytes}/s"
+            bar.update(task, advance=done.stored_bytes, rate=rate)
+
+        yield report
+
+
+def run_tasks(
+    engine: Engine, job: Job, tasks: Sequence[Task], workers: int | None, report: Report
+) -> Generator[PartRecord]:
+    """Builds parts with an engine that is not ``auto``; yields the record of each when it is
+    complete, in any order.
+    """
+    if not tasks:
+        return
+    if engine == "inline":
+        build = job.part_builder()
+        for task in tasks:
+            yield build(task, job.root, report)
+        return
+    if workers is not None and workers > len(tasks):
+        parts = "1 part is" if len(tasks) == 1 else f"{len(tasks)} parts are"
+        _log.warning(
+            "%d of %d workers have nothing to do: %s to be built",
+            workers - len(tasks),
+            workers,
+            parts,
+        )
+    if engine not in ("pool", "ray"):
+        build_parts = extensions.load_extension(extensions.ENGINES, engine, "engine")
+        yield from build_parts(job, tasks, workers, report)
+        return
+    pool = (
+        RayWorkers(job, workers)
+        if engine == "ray"
+        else PoolWorkers(job, workers or workers_for(job, len(tasks)))
+    )
+    yield from Scheduler(job, tasks, pool, report).run()
 
 
 def check_tokenizer_engine(engine: TokenizerEngine, tokenizer: Tokenizer, kind: Kind) -> None:

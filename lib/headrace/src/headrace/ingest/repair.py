@@ -24,7 +24,7 @@ from headrace.ingest.documents import described
 from headrace.ingest.part_builder import BuildJob, PartBuilder, PartTask, tasks_from_records
 from headrace.ingest.records import SourceFile
 from headrace.ingest.resume import source_of
-from headrace.ingest.schedule import ATTEMPTS_FOLDER, publish
+from headrace.ingest.schedule import publish
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import load_tokenizer, recorded_config
 from headrace.pack.saved_plans import PLANS_FOLDER
@@ -32,6 +32,7 @@ from headrace.store import files
 from headrace.store.layout import ATTRIBUTES_FOLDER, FILTERS_FOLDER, CacheLayout
 from headrace.store.lease import Lease, end_lease_of_gone, lease, remove_tree
 from headrace.store.ledger import (
+    ATTEMPTS_FOLDER,
     PART_RECORD_NAME,
     SHUFFLED,
     Ledger,

@@ -48,8 +48,8 @@ from msgspec import structs
 
 from headrace.errors import CacheError, ConfigError, PlanMismatchError, command_line, redact
 from headrace.ingest.choices import Engine
-from headrace.ingest.engines import RUNS_FOLDER, Work, clear, sole_builder
-from headrace.ingest.resume import cure_of_begun, differing_values
+from headrace.ingest.part_builder import Work
+from headrace.ingest.resume import RUNS_FOLDER, clear, cure_of_begun, differing_values
 from headrace.ingest.shuffle_parts import (
     ShufflePlan,
     ShuffleTask,
@@ -75,7 +75,7 @@ from headrace.store.grouped import (
 )
 from headrace.store.joined import open_cache
 from headrace.store.layouts import as_option
-from headrace.store.lease import Lease, remove_tree
+from headrace.store.lease import Lease, remove_tree, sole_builder
 from headrace.store.ledger import (
     GROUPED,
     SHUFFLED,

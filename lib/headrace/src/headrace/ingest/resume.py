@@ -1,4 +1,5 @@
-"""Whether a build that was begun may go on with the current settings and source files.
+"""What was begun in a folder: whether a build may go on there with the current settings and source
+files; and how it is deleted (:func:`clear`).
 
 Old and new settings must agree in everything that affects the result. Paths may be written
 differently (``corpus`` or ``corpus/*.jsonl``) as long as they name the same files; the location of
@@ -36,15 +37,33 @@ from headrace.ingest.part_builder import SourceRecord
 from headrace.ingest.records import ANY, MAX_RECORD_BYTES, TEXT, SourceFile, parse_leaf
 from headrace.ingest.source import FIELDS, NOTHING, SourceConfig
 from headrace.store import files
-from headrace.store.ledger import Ledger, read_ledger, read_part_record
-from headrace.store.ledger_table import PartRecord
-from headrace.store.snapshots import cache_of_member
+from headrace.store.grouped import TABLES
+from headrace.store.lease import remove_tree
+from headrace.store.ledger import (
+    ATTEMPTS_FOLDER,
+    LEDGER_NAME,
+    PART_RECORD_NAME,
+    TOKENIZER_NAME,
+    Ledger,
+    part_folder,
+    read_ledger,
+    read_part_record,
+    write_ledger,
+)
+from headrace.store.ledger_table import TABLE_NAME, PartRecord
+from headrace.store.snapshots import cache_of_member, remove_snapshots
 
 _MOST_LISTED = 4
 
 _AT_ONCE = 4
 
 _BLOCK = 1 << 20
+RUNS_FOLDER = "runs"
+"""Folder of the documents of a shuffle on their way."""
+PLAIN_FOLDER = "unshuffled"
+"""Folder in the output where ``headrace build --shuffle`` keeps the plain cache until it is
+done.
+"""
 
 
 def check_same_build(
@@ -106,6 +125,20 @@ def began_in_vain(output: str, begun: Ledger, wanted: Ledger) -> bool:
     differs = bool(differences(begun, wanted))
     are_empty = (differs if record is None else not record.documents for record in records)
     return bool(names) and all(are_empty)
+
+
+def clear(output: str, begun: Ledger) -> None:
+    """Deletes a cache, ledger last: after a kill, it is an unfinished cache, not a broken one."""
+    if begun.finished:
+        write_ledger(output, structs.replace(begun, finished=False, parts=[]))
+    # a part without its record is never taken for complete
+    for name in {str(source["part"]) for source in begun.sources}:
+        remove_tree(files.join(part_folder(output, name), PART_RECORD_NAME))
+    remove_snapshots(output)
+    tables = [f"{name}.bin" for name in TABLES]
+    folders = ("parts", RUNS_FOLDER, PLAIN_FOLDER, ATTEMPTS_FOLDER)
+    for name in (*folders, TOKENIZER_NAME, TABLE_NAME, *tables, LEDGER_NAME):
+        remove_tree(files.join(output, name))
 
 
 def differences(begun: Ledger, wanted: Ledger, complete: Collection[PartRecord] = ()) -> list[str]:

@@ -24,11 +24,10 @@ from headrace.errors import CacheError
 from headrace.ingest.progress import NO_PROGRESS, Progress, Report
 from headrace.store import files, remote
 from headrace.store.lease import remove_tree
-from headrace.store.ledger import PART_RECORD_NAME, part_folder
+from headrace.store.ledger import ATTEMPTS_FOLDER, PART_RECORD_NAME, part_folder
 from headrace.store.ledger_table import PartRecord
 from headrace.store.retry import RetryPolicy
 
-ATTEMPTS_FOLDER = "attempts"
 MAX_LOST = 4
 """Number of workers that may be lost on one part before the build gives up, because the part
 probably kills them.

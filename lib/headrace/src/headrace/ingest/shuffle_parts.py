@@ -30,8 +30,8 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from headrace.errors import CacheCorruptError
-from headrace.ingest.engines import RUNS_FOLDER
 from headrace.ingest.progress import Progress
+from headrace.ingest.resume import RUNS_FOLDER
 from headrace.ingest.schedule import BuildPart
 from headrace.order.document_shuffle import (
     DocumentGroups,

@@ -54,11 +54,14 @@ from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.layout import token_dtype
 from headrace.store.layouts import NAMED_ONLY, UNNAMED, VOCABULARY_SAID, WHOLE_FILES
-from headrace.store.ledger import canonical_tokenizer, fingerprint_of, tokenizer_content
+from headrace.store.ledger import (
+    TOKENIZER_NAME,
+    canonical_tokenizer,
+    fingerprint_of,
+    tokenizer_content,
+)
 from headrace.store.location import Location
 
-FILE_NAME = "tokenizer.json"
-"""Name of a tokenizer's file, in its folder and in a cache."""
 IDS = "ids:"
 """Prefix before the size of the vocabulary if there is no tokenizer."""
 EOS_NAMES = (
@@ -220,7 +223,7 @@ class Tokenizer(abc.ABC):
         """The record for the ledger: with the cache's copy of the file, enough to restore this
         tokenizer.
         """
-        file = None if self.content is None else FILE_NAME
+        file = None if self.content is None else TOKENIZER_NAME
         keys = ("fingerprint", "vocab_size", "bos", "bos_id", "eos", "eos_id")
         return {"path": self.path, "file": file, **{key: getattr(self, key) for key in keys}}
 
@@ -249,7 +252,7 @@ class Tokenizer(abc.ABC):
             f" ({'; '.join(changed) or 'another file of the same name and size'})",
             field="tokenizer",
             value=own_record["path"],
-            cure=f"Use the one it was built with (a copy is {files.join(cache, FILE_NAME)}), or"
+            cure=f"Use the one it was built with (a copy is {files.join(cache, TOKENIZER_NAME)}), or"
             " build it again.",
         )
 
@@ -699,7 +702,10 @@ def _read_tokenizer(path: str) -> tuple[bytes, str | None, str]:
     location = Location.parse(path)
     candidates = [(path, None)]
     if not location.query:
-        candidates = [(files.join(path, FILE_NAME), path), (path, os.path.dirname(path) or ".")]
+        candidates = [
+            (files.join(path, TOKENIZER_NAME), path),
+            (path, os.path.dirname(path) or "."),
+        ]
     try:
         for url, folder in candidates:
             is_none = path.startswith(HUB) or (

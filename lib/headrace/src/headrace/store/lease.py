@@ -71,7 +71,8 @@ from headrace.errors import CacheError, HeadraceError
 from headrace.progress import countdown
 from headrace.store import files, remote
 from headrace.store.failures import reason
-from headrace.store.ledger import LEDGER_NAME
+from headrace.store.ledger import ATTEMPTS_FOLDER, LEDGER_NAME, TOKENIZER_NAME, Ledger, read_ledger
+from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.location import Location
 
 LEASE_NAME = "lease.json"
@@ -593,6 +594,31 @@ class _RemoteSlot:
                 cure="Check the address (does the bucket exist?), the network and the credentials"
                 " of this machine.",
             ) from error
+
+
+@contextmanager
+def sole_builder(output: str, *, but: str = "") -> Iterator[tuple[Lease, Ledger | None]]:
+    """Within it, nobody else builds in a folder, and what a killed builder left there besides parts
+    is gone. Yields the lease, and the ledger of what was begun there.
+
+    Args:
+        output: Folder or URL of the cache.
+        but: Name of a folder that may be in it before there is a ledger.
+
+    Raises:
+        CacheError: the folder has something else, is being written, or cannot be written.
+    """
+    try:
+        if read_ledger(output) is None:
+            check_vacant(output, but=but)
+        with lease(output) as held_lease:
+            if files.is_local(output):  # of an atomic write; object stores have no such files
+                for name in (LEDGER_NAME, TABLE_NAME, TOKENIZER_NAME):
+                    remove_tree(files.join(output, f"{name}.tmp"))
+            remove_tree(files.join(output, ATTEMPTS_FOLDER))  # of a part that was built twice
+            yield held_lease, read_ledger(output)
+    except OSError as error:  # sources raise SourceError, so this is the output
+        raise files.not_written(output, error) from error
 
 
 def check_vacant(output: str, *, but: str = "") -> None:

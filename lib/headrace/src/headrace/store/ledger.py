@@ -74,6 +74,10 @@ from headrace.store.location import Location
 
 LEDGER_NAME = "ledger.json"
 PART_RECORD_NAME = "part.json"
+TOKENIZER_NAME = "tokenizer.json"
+"""Name of a tokenizer's file, in its folder and in a cache."""
+ATTEMPTS_FOLDER = "attempts"
+"""Folder of the parts that are built twice, by a second worker."""
 FORMAT_VERSION = 1
 _FILES_AT_ONCE = 32
 _STATE_BYTES = 1 << 16
