@@ -61,6 +61,7 @@ from headrace.ingest.records import (
     EndOfHeadError,
     Fields,
     FieldValue,
+    MissingFieldError,
     Reader,
     SourceFile,
     containers_of,
@@ -316,10 +317,11 @@ class _Trial:
         """Whether the file is one JSON object with its records in a list."""
         if self.file.format != "jsonl" or not self.is_barren or len(self.bad) != 1:
             return False
-        lacks_field = self.bad[0].problem.startswith("has no field")
-        is_other_kind = self.bad[0].cure.startswith("Say ")
+        problem = self.bad[0]
+        if not isinstance(problem, MissingFieldError) or problem.is_usual:
+            return False
         lists = [one for one in self.first_record.values() if isinstance(one, list) and one]
-        return lacks_field and not is_other_kind and any(isinstance(one[0], dict) for one in lists)
+        return any(isinstance(one[0], dict) for one in lists)
 
     def _try_records(self, reader: Reader) -> None:
         """Notes what comes of the records, until one cannot be read."""

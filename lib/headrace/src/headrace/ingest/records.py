@@ -63,6 +63,26 @@ class BadRecordError(Exception):
         self.cure = cure
 
 
+class MissingFieldError(BadRecordError):
+    """A record lacks a field that is read.
+
+    Args:
+        field: The field.
+        present: The fields that it has.
+        cure: What to type, unless they are those of another usual kind of records.
+
+    Attributes:
+        is_usual: Whether they are; the cure says with which options they are read.
+    """
+
+    def __init__(self, field: str, present: Sequence[str], cure: str) -> None:
+        names = [repr(name) for name in present][:12]
+        has = "it has " + ", ".join(names) if names else "the object is empty"
+        by_shape = cure_of_shape(field, present)
+        super().__init__(f"has no field {field!r} ({has})", by_shape or cure)
+        self.is_usual = bool(by_shape)
+
+
 class EndOfHeadError(Exception):
     """A stream that gives only the beginning of its file has no more to give, and
     the file goes on.
@@ -411,7 +431,7 @@ def lookup(record: Fields, field: str, cure: str = "") -> Any:
     """The value of a field; ``a.b`` is field b of field a, unless a field is called ``a.b``.
 
     Raises:
-        BadRecordError: there is none.
+        MissingFieldError: there is none.
 
     Example:
         >>> lookup({"meta": {"id": 7}}, "meta.id"), lookup({"meta.id": 8}, "meta.id")
@@ -423,10 +443,7 @@ def lookup(record: Fields, field: str, cure: str = "") -> Any:
     for name in field.split("."):
         if not isinstance(value, Mapping) or name not in value:
             inner = value if isinstance(value, Mapping) else record
-            names = [repr(k) for k in inner][:12]
-            has = "it has " + ", ".join(names) if names else "the object is empty"
-            by_shape = cure_of_shape(field, list(inner))
-            raise BadRecordError(f"has no field {field!r} ({has})", by_shape or cure)
+            raise MissingFieldError(field, list(inner), cure)
         value = value[name]
     return value
 
