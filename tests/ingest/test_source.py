@@ -11,8 +11,8 @@ import pytest
 
 from headrace.errors import ConfigError, SourceError
 from headrace.ingest import SourceConfig
-from headrace.ingest.listing import stat_file
 from headrace.ingest.records import SourceFile
+from headrace.store.files import stat_file
 from headrace.testing import tiny_cache, web_server
 
 

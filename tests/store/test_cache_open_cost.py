@@ -127,9 +127,7 @@ def test_opening_works_nothing_out_for_an_array(tmp_path, monkeypatch):
     """A run may open a million arrays, and read few of them."""
     root = sparse(str(tmp_path), documents=64, parts=16)
     asked = []
-    monkeypatch.setattr(
-        files, "kvstore_spec", lambda url: asked.append(url) or kvstore_spec(url)
-    )
+    monkeypatch.setattr(files, "kvstore_spec", lambda url: asked.append(url) or kvstore_spec(url))
     cache = open_cache(root)
     dataset = TokenSeqDataset(cache, 1024)
     assert len(dataset) > 0

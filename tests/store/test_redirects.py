@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.ingest.listing import list_path
+from headrace.ingest.source import list_path
 from headrace.store import files, redirects, remote, retry
 from headrace.testing import web_server
 from headrace.testing.servers import serve

@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from headrace.errors import CacheError, CacheMissingError, ConfigError
-from headrace.ingest.listing import has_magic, list_path
+from headrace.ingest.source import list_path
 from headrace.store import files
 from headrace.store.array import StoredArray
 from headrace.store.layout import TOKEN_DTYPES, TOKENS
@@ -193,7 +193,7 @@ def token_paths(path: str, suffixes: tuple[str, ...]) -> list[str]:
     """The files with these endings that a path names: one file, those of a folder, or those that a
     pattern matches; in order of their names. A single file need not exist.
     """
-    if has_magic(path) and not (files.is_local(path) and files.exists(path)):
+    if files.has_magic(path) and not (files.is_local(path) and files.exists(path)):
         listed = list_path(path)
         paths = [] if listed is None else [entry.path for entry in listed[1]]
         return sorted(one for one in paths if one.endswith(suffixes))

@@ -25,7 +25,6 @@ from typing import IO
 import numpy as np
 
 from headrace.errors import SourceError
-from headrace.ingest.listing import stat_file
 from headrace.ingest.records import (
     Columns,
     Reader,
@@ -35,6 +34,7 @@ from headrace.ingest.records import (
     reading,
     slices_of,
 )
+from headrace.store import files
 from headrace.store.files import open_source
 from headrace.store.npy import NPY_ERRORS, read_npy_head
 from headrace_compat.megatron_files import DTYPES, MAGIC
@@ -94,9 +94,9 @@ class ShardReader(Reader):
 
     @classmethod
     def stat(cls, file: SourceFile) -> tuple[int | None, str]:
-        size, version = stat_file(file.path)
+        size, version = files.stat_file(file.path)
         try:
-            return size, f"{version} idx {stat_file(index_path(file.path))[1]}"
+            return size, f"{version} idx {files.stat_file(index_path(file.path))[1]}"
         except FileNotFoundError:
             return size, version  # the reader says it better
 
@@ -144,7 +144,7 @@ class MegatronReader(ShardReader):
         ):
             raise self.bad_index("has documents out of order")
         stops = pointers + lengths * dtype.itemsize
-        size, _ = stat_file(self.path)
+        size, _ = files.stat_file(self.path)
         _check_within(self, pointers, stops, size)
         filled = np.diff(bounds) > 0
         # An empty document has no position; it gets the end of the previous one.

@@ -35,14 +35,15 @@ from headrace.data.documents import count_documents
 from headrace.data.filter_files import read_npy
 from headrace.data.id_index import IdIndex, hashes_of_numbers, hashes_of_texts
 from headrace.errors import ConfigError, did_you_mean, errors_at
-from headrace.ingest.listing import Entry, list_path
 from headrace.ingest.records import import_extra
+from headrace.ingest.source import list_path
 from headrace.order.intervals import Intervals, chunks_of
 from headrace.store import files, remote
 from headrace.store.cache import TokenCache
 from headrace.store.layout import ATTRIBUTES_FOLDER
 from headrace.store.leaf import CacheLeaf
 from headrace.store.records import RecordKind
+from headrace.store.remote import Entry
 from headrace.store.saved_results import ResultRecord, SavedResults
 from headrace.store.vectors import PiecedVector, write_vector
 

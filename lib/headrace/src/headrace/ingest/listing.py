@@ -1,7 +1,7 @@
-"""Lists a path: one file, or the files of a folder, a glob or a URL, each with its size and
-version.
+"""Patterns of paths, and what stores far away list: a file, or the files of a folder or of a
+pattern, each with its size and version.
 
-Price: one ``stat`` (or one listing entry) per file; nothing is opened here.
+Price: one listing entry per file; nothing is opened here.
 """
 
 from __future__ import annotations
@@ -11,41 +11,21 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Literal, TypeAlias
 from urllib.parse import unquote
 
 from fsspec.utils import glob_translate
 
-from headrace.errors import ConfigError, SourceError, did_you_mean
+from headrace.errors import ConfigError, SourceError
 from headrace.store import files, remote, retry
 from headrace.store.location import Location
+from headrace.store.remote import Entry, entry_of
 
-_VERSION_KEYS = (
-    "etag",
-    "ETag",
-    "md5Hash",
-    "generation",
-    "mtime",
-    "LastModified",
-    "last_modified",
-    "created",
-)
 _SPECIAL = re.compile(r"[*?\[{]")
 _ESCAPED = re.compile(r"\[([*?\[{])\]")
 _MAX_EXPANSIONS = 100_000
 _MAX_PAGES = 10_000  # folders of a web server that are listed: each takes a request
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """An existing file."""
-
-    path: str
-    size: int | None
-    version: str
 
 
 Info: TypeAlias = dict[str, Any]
@@ -132,8 +112,8 @@ def kept_literal(path: str) -> str:
         ...     kept_literal(f"{folder}/[v1]/*.txt").removeprefix(folder)
         '/[[]v1]/*.txt'
     """
-    steps = file_name(path).split("/")
-    query = path[len(file_name(path)) :]
+    steps = files.file_name(path).split("/")
+    query = path[len(files.file_name(path)) :]
     for k, step in enumerate(steps):
         if not _SPECIAL.search(step):
             continue
@@ -159,114 +139,8 @@ def _unescaped(pattern: str) -> str | None:
     return None if glob.has_magic(plain) else _ESCAPED.sub(r"\1", pattern)
 
 
-def has_magic(path: str) -> bool:
-    """Whether a path is a pattern. In a web address ``?`` begins the query."""
-    return glob.has_magic(path.split("?")[0] if files.is_web(path) else path)
-
-
-def file_name(path: str) -> str:
-    """The path without the query of a web address, for its extension."""
-    return path.split("?")[0] if files.is_web(path) else path
-
-
-def escape_undecodable(path: str) -> str:
-    r"""A path, of which bytes that are not UTF-8 are spelled out.
-
-    Example:
-        >>> print(escape_undecodable(os.fsdecode(b"caf\xe9.txt")))
-        caf\xe9.txt
-    """
-    return os.fsencode(path).decode(errors="backslashreplace")
-
-
-def list_path(path: str) -> Listing | None:
-    """The files at a path; None if there is nothing.
-
-    Raises:
-        SourceError: it cannot be listed, or is not a regular file.
-        ConfigError: no installed package can open such paths.
-    """
-    return _list_local(path) if files.is_local(path) else _list_remote(path)
-
-
-def stat_file(path: str) -> tuple[int | None, str]:
-    """Current size and version of a file, as an :class:`Entry`.
-
-    Raises:
-        FileNotFoundError: it is gone.
-    """
-    if files.is_local(path):
-        entry = _local_entry(path)
-    else:
-        fs, inner = remote.filesystem(path)
-        fs.invalidate_cache()
-        entry = _remote_entry(
-            path, retry.with_retries(lambda: fs.info(inner), remote.transient, path)
-        )
-    return entry.size, entry.version
-
-
-def nearby(path: str) -> str:
-    """The cure for a path that does not exist."""
-    if has_magic(path):
-        return (
-            "The pattern matches no file. Write [*], [?], [[] and [{] for these letters in a name."
-        )
-    if not files.is_local(path):
-        return "Check the URL."
-    if re.fullmatch(r"[\w.]+:\w+", path):
-        return "If it is a Python function, add --format python, and its folder to PYTHONPATH."
-    parent = os.path.dirname(os.path.normpath(path)) or "."
-    if not os.path.isdir(parent):
-        return f"There is no folder {parent!r} either."
-    return did_you_mean(os.path.basename(path), os.listdir(parent))
-
-
-def _list_local(path: str) -> Listing | None:
-    # The spelling of the user is kept (relative stays relative): it ends up in the ledger.
-    local = os.path.normpath(files.local_path(path))
-    if os.path.isdir(local):
-        return "folder", (_local_entry(p) for p in _walk(local))
-    if os.path.exists(local):
-        return "files", [_local_entry(local)]
-    if glob.has_magic(local):
-        matches = [p for p in glob.iglob(local, recursive=True) if os.path.isfile(p)]
-        if matches:
-            return "files", (_local_entry(p) for p in matches)
-    return None
-
-
-def _walk(folder: str) -> Iterator[str]:
-    """Files below a folder, also through links; a folder that is reachable twice is walked once."""
-    visited = {os.path.realpath(folder)}
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        fresh = {
-            os.path.realpath(os.path.join(parent, f)): f
-            for f in sorted(folders)[::-1]
-            if not f.startswith(".")
-        }
-        folders[:] = [f for real, f in fresh.items() if real not in visited]
-        visited.update(fresh)
-        yield from (os.path.join(parent, n) for n in names if not n.startswith("."))
-
-
-def _local_entry(path: str) -> Entry:
-    if os.path.islink(path) and not os.path.exists(path):
-        cure = "Restore that file, or delete the link."
-        raise SourceError(
-            f"is a link to {os.readlink(path)!r}, which does not exist", field=path, cure=cure
-        )
-    status = os.stat(path)
-    if not os.path.isfile(path):
-        raise SourceError(
-            "is not a regular file",
-            field=path,
-            cure="A build may be resumed, so it needs files, not pipes.",
-        )
-    return Entry(path, status.st_size, f"mtime:{status.st_mtime_ns}")
-
-
-def _list_remote(url: str) -> Listing | None:
+def list_remote(url: str) -> Listing | None:
+    """The files at a URL; None if there is nothing. Raises SourceError if it cannot be listed."""
     fs, path = remote.filesystem(url)
     try:
         with remote.client_errors(url):
@@ -278,12 +152,12 @@ def _list_remote(url: str) -> Listing | None:
 
 
 def _ask_remote(fs: Any, path: str, url: str) -> Listing | None:
-    if has_magic(url) and not fs.exists(path):
+    if files.has_magic(url) and not fs.exists(path):
         infos = list(_matching(fs, path, url))
         return ("files", list(_remote_entries(fs, infos, url))) if infos else None
     if fs.isdir(path):
         return "folder", list(_remote_entries(fs, _below(fs, path, url), url))
-    return "files", [_remote_entry(url, fs.info(path))]
+    return "files", [entry_of(url, fs.info(path))]
 
 
 def _matching(fs: Any, pattern: str, url: str) -> Iterator[Info]:
@@ -365,18 +239,4 @@ def _remote_entries(fs: Any, infos: Iterable[Info], url: str) -> Iterator[Entry]
         entry_url = (
             f"{location.scheme}://{name}" if location.is_bucket else fs.unstrip_protocol(name)
         )
-        yield _remote_entry(entry_url, info)
-
-
-def _remote_entry(url: str, info: Info) -> Entry:
-    size = info.get("size")
-    version = next(
-        (f"{key.lower()}:{_plain(info[key])}" for key in _VERSION_KEYS if info.get(key)), ""
-    )
-    return Entry(url, None if size is None else int(size), version)
-
-
-def _plain(value: Any) -> Any:
-    # Some file systems tell a time as a date when asked for a file and as a number when asked for a
-    # folder.
-    return value.timestamp() if isinstance(value, datetime) else value
+        yield entry_of(entry_url, info)

@@ -9,8 +9,8 @@ the command uses the same one. The last slice of a file ends where the file ends
 Price: a killed build loses at most one part (default 64 MiB of text, some seconds); the largest
 corpus has some thousands of parts, so the ledger stays small and opening a cache stays fast.
 
-**Workers.** :class:`Work` has the parts built: in this process, by worker processes of this machine,
-on a Ray cluster or in a Zephyr pipeline. A shuffle has its own parts built by it, too.
+**Workers.** :class:`Work` has the parts built: in this process, by worker processes of this
+machine, on a Ray cluster or in a Zephyr pipeline. A shuffle has its own parts built by it, too.
 
 **A part** is built by a pipeline in one process::
 

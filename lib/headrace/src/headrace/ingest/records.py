@@ -35,7 +35,6 @@ from headrace.errors import (
     redact,
 )
 from headrace.ingest.choices import FileCompression, Format
-from headrace.ingest.listing import stat_file
 from headrace.store import files
 from headrace.store.files import open_source
 from headrace.store.layout import LeafSpec
@@ -237,7 +236,7 @@ class Reader(abc.ABC):
         Raises:
             FileNotFoundError: it is gone.
         """
-        return stat_file(file.path)
+        return files.stat_file(file.path)
 
     def units(self, count: int) -> range:
         """The units of the file to read, of ``count``."""

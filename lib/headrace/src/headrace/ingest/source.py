@@ -15,8 +15,10 @@ Price: one ``stat`` (or one listing entry) per file; nothing is opened here.
 
 from __future__ import annotations
 
+import glob
 import itertools
 import os
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +30,7 @@ from headrace.errors import (
     check_at_least,
     check_choice,
     check_path,
+    did_you_mean,
     format_count,
     format_some,
 )
@@ -42,16 +45,7 @@ from headrace.ingest.choices import (
     OnBadLine,
     SpecialTokensInText,
 )
-from headrace.ingest.listing import (
-    Entry,
-    escape_undecodable,
-    expand_braces,
-    file_name,
-    has_magic,
-    kept_literal,
-    list_path,
-    nearby,
-)
+from headrace.ingest.listing import Listing, expand_braces, kept_literal, list_remote
 from headrace.ingest.records import (
     MAX_RECORD_BYTES,
     Columns,
@@ -62,6 +56,7 @@ from headrace.ingest.records import (
 from headrace.store import files
 from headrace.store.ledger import LEDGER_NAME
 from headrace.store.missing import LEVANTERS_LEDGER
+from headrace.store.remote import Entry
 
 USUAL_ENDINGS = tuple(e for one in FORMATS.values() if one.in_folders for e in one.endings)
 """Extensions that are read from folders by default."""
@@ -466,13 +461,13 @@ class SourceConfig:
         if (spelled := escape_undecodable(path)) != path:
             cure = "Rename the file: a ledger names files in UTF-8."
             raise SourceError("has a name that is not UTF-8", field=spelled, cure=cure)
-        if file_name(path).lower().endswith(_UNREADABLE):
+        if files.file_name(path).lower().endswith(_UNREADABLE):
             raise SourceError(
                 "is packed in a way that is not read",
                 field=path,
                 cure="Unpack it, or pack it again as .gz or .zst.",
             )
-        if self.format == "auto" and _ending_of_format(file_name(path)) in SEPARATED:
+        if self.format == "auto" and _ending_of_format(files.file_name(path)) in SEPARATED:
             raise SourceError(
                 "is a table of separated values, whose lines are no texts",
                 field=path,
@@ -489,20 +484,20 @@ class SourceConfig:
                 + ", ".join(f for f in FORMATS if f not in ("jsonl", "text"))
                 + ".",
             )
-        _, compression = split_compression(file_name(path))
+        _, compression = split_compression(files.file_name(path))
         return SourceFile(path, format_name, compression, size, version)
 
     def _spelled_out(self, path: str) -> list[str]:
         if self.format == "python" or path.startswith(HF_SCHEME):
             return [path]
-        if not (has_magic(path) or "{" in path) or files.exists(path):
+        if not (files.has_magic(path) or "{" in path) or files.exists(path):
             return [path]
         return expand_braces(kept_literal(path))
 
     def _format_of(self, path: str) -> Format | None:
         if self.format != "auto":
             return self.format
-        extension = _ending_of_format(file_name(path))
+        extension = _ending_of_format(files.file_name(path))
         default = "text" if extension in self.extensions else None
         return next((name for name, one in FORMATS.items() if extension in one.endings), default)
 
@@ -555,6 +550,70 @@ class SourceConfig:
 def _choose(name: str) -> str:
     option = "--text-field " if name == "text" else f"--field {name}="
     return f"Choose the field: {option}FIELD."
+
+
+def list_path(path: str) -> Listing | None:
+    """The files at a path; None if there is nothing.
+
+    Raises:
+        SourceError: it cannot be listed, or is not a regular file.
+        ConfigError: no installed package can open such paths.
+    """
+    return _list_local(path) if files.is_local(path) else list_remote(path)
+
+
+def _list_local(path: str) -> Listing | None:
+    # The spelling of the user is kept (relative stays relative): it ends up in the ledger.
+    local = os.path.normpath(files.local_path(path))
+    if os.path.isdir(local):
+        return "folder", (files.entry_of(p) for p in _walk(local))
+    if os.path.exists(local):
+        return "files", [files.entry_of(local)]
+    if glob.has_magic(local):
+        matches = [p for p in glob.iglob(local, recursive=True) if os.path.isfile(p)]
+        if matches:
+            return "files", (files.entry_of(p) for p in matches)
+    return None
+
+
+def _walk(folder: str) -> Iterator[str]:
+    """Files below a folder, also through links; a folder that is reachable twice is walked once."""
+    visited = {os.path.realpath(folder)}
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        fresh = {
+            os.path.realpath(os.path.join(parent, f)): f
+            for f in sorted(folders)[::-1]
+            if not f.startswith(".")
+        }
+        folders[:] = [f for real, f in fresh.items() if real not in visited]
+        visited.update(fresh)
+        yield from (os.path.join(parent, n) for n in names if not n.startswith("."))
+
+
+def nearby(path: str) -> str:
+    """The cure for a path that does not exist."""
+    if files.has_magic(path):
+        return (
+            "The pattern matches no file. Write [*], [?], [[] and [{] for these letters in a name."
+        )
+    if not files.is_local(path):
+        return "Check the URL."
+    if re.fullmatch(r"[\w.]+:\w+", path):
+        return "If it is a Python function, add --format python, and its folder to PYTHONPATH."
+    parent = os.path.dirname(os.path.normpath(path)) or "."
+    if not os.path.isdir(parent):
+        return f"There is no folder {parent!r} either."
+    return did_you_mean(os.path.basename(path), os.listdir(parent))
+
+
+def escape_undecodable(path: str) -> str:
+    r"""A path, of which bytes that are not UTF-8 are spelled out.
+
+    Example:
+        >>> print(escape_undecodable(os.fsdecode(b"caf\xe9.txt")))
+        caf\xe9.txt
+    """
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def split_compression(path: str) -> tuple[str, FileCompression]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from headrace.errors import SourceError
 from headrace.ingest.choices import FORMATS, OnBadLine
 from headrace.ingest.first_look import open_head
-from headrace.ingest.listing import Entry, escape_undecodable, list_path
 from headrace.ingest.records import BadRecordError, Columns, Fields, good_records, lookup
 from headrace.ingest.source import (
     HF_SCHEME,
@@ -23,9 +22,12 @@ from headrace.ingest.source import (
     USUAL_ENDINGS,
     SourceConfig,
     endings_in_words,
+    escape_undecodable,
+    list_path,
     split_compression,
 )
 from headrace.store import files
+from headrace.store.remote import Entry
 
 MOST_SOURCES = 20
 """Largest number of subfolders that become a source each; more of them become one source."""

@@ -252,8 +252,8 @@ class Tokenizer(abc.ABC):
             f" ({'; '.join(changed) or 'another file of the same name and size'})",
             field="tokenizer",
             value=own_record["path"],
-            cure=f"Use the one it was built with (a copy is {files.join(cache, TOKENIZER_NAME)}), or"
-            " build it again.",
+            cure="Use the one it was built with (a copy is"
+            f" {files.join(cache, TOKENIZER_NAME)}), or build it again.",
         )
 
 

@@ -38,7 +38,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar, cast
 
-from headrace.errors import CacheCorruptError, CacheError, ReadError
+from headrace.errors import CacheCorruptError, CacheError, ReadError, SourceError
 from headrace.store import remote, retry
 from headrace.store.location import Location
 
@@ -81,6 +81,16 @@ def join(root: str, *parts: str) -> str:
     if "?" in root and is_web(root):
         Location.parse(root).check_folder()
     return "/".join([root.rstrip("/") if root else ".", *(p.strip("/") for p in parts)])
+
+
+def has_magic(path: str) -> bool:
+    """Whether a path is a pattern. In a web address ``?`` begins the query."""
+    return glob.has_magic(path.split("?")[0] if is_web(path) else path)
+
+
+def file_name(path: str) -> str:
+    """The path without the query of a web address, for its extension."""
+    return path.split("?")[0] if is_web(path) else path
 
 
 def open_read(url: str) -> IO[bytes]:
@@ -285,6 +295,36 @@ def tree_bytes(url: str) -> int:
 def is_file(url: str) -> bool:
     """Whether there is a file at ``url``."""
     return local_path(url).is_file() if is_local(url) else remote.is_file(url)
+
+
+def entry_of(path: str) -> remote.Entry:
+    """A file as it is now.
+
+    Raises:
+        FileNotFoundError: it is gone.
+        SourceError: it is a link to nothing, or not a regular file.
+    """
+    if not is_local(path):
+        return remote.current_entry(path)
+    if os.path.islink(path) and not os.path.exists(path):
+        cure = "Restore that file, or delete the link."
+        raise SourceError(
+            f"is a link to {os.readlink(path)!r}, which does not exist", field=path, cure=cure
+        )
+    status = os.stat(path)
+    if not os.path.isfile(path):
+        raise SourceError(
+            "is not a regular file",
+            field=path,
+            cure="A build may be resumed, so it needs files, not pipes.",
+        )
+    return remote.Entry(path, status.st_size, f"mtime:{status.st_mtime_ns}")
+
+
+def stat_file(path: str) -> tuple[int | None, str]:
+    """Current size and version of a file, as :func:`entry_of` says them."""
+    entry = entry_of(path)
+    return entry.size, entry.version
 
 
 def open_source(path: str) -> IO[bytes]:

@@ -34,6 +34,8 @@ import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
@@ -54,6 +56,17 @@ from headrace.store.location import Location
 T = TypeVar("T")
 _MOST_DELETED = 500  # objects in one request
 _EXTRA_OF_SCHEME = {"gs": "gcs", "s3": "s3"}
+
+_VERSION_KEYS = (
+    "etag",
+    "ETag",
+    "md5Hash",
+    "generation",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "created",
+)
 
 
 def filesystem(url: str) -> tuple[Any, str]:
@@ -330,6 +343,37 @@ def is_file(url: str) -> bool:
         return info(url)["type"] == "file"
     except FileNotFoundError:
         return False
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An existing file."""
+
+    path: str
+    size: int | None
+    version: str
+
+
+def entry_of(url: str, about: Mapping[str, Any]) -> Entry:
+    """A file, from what its filesystem says of it."""
+    size = about.get("size")
+    version = next(
+        (f"{key.lower()}:{_plain(about[key])}" for key in _VERSION_KEYS if about.get(key)), ""
+    )
+    return Entry(url, None if size is None else int(size), version)
+
+
+def _plain(value: Any) -> Any:
+    # Some file systems tell a time as a date when asked for a file and as a number when asked for a
+    # folder.
+    return value.timestamp() if isinstance(value, datetime) else value
+
+
+def current_entry(url: str) -> Entry:
+    """A remote file as it is now. Raises FileNotFoundError."""
+    fs, path = filesystem(url)
+    fs.invalidate_cache()
+    return entry_of(url, retry.with_retries(lambda: fs.info(path), transient, url))
 
 
 def sizes_below(folder: str) -> dict[str, int]:
