@@ -32,7 +32,7 @@ from headrace.mix.blend import Blend
 from headrace.mix.draws import Draws
 from headrace.mix.schedule import RowOrder
 from headrace.mix.stages import Stage, Stages
-from headrace.order.braid.spec import StrandPlan, apportion, resolve_strands
+from headrace.order.shuffle_config import StrandPlan, apportion, resolve_strands
 from headrace.store.layout import CacheLayout
 
 BATCH = 512

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from _common import Report, run_bench
 
-from headrace.order.braid.shuffle import BraidShuffle
-from headrace.order.braid.spec import resolve_strands
+from headrace.order.braid import BraidShuffle
 from headrace.order.permutation import Feistel
+from headrace.order.shuffle_config import resolve_strands
 
 EPOCHS = 200
 SMALL = ((64, 8), (256, 32), (1000, 16))

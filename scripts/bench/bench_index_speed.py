@@ -34,9 +34,9 @@ from headrace.mix.blend import Blend
 from headrace.mix.draws import Draws
 from headrace.mix.quota import Quota
 from headrace.mix.stages import Stage, Stages
-from headrace.order.braid.shuffle import BraidShuffle, BraidTable
-from headrace.order.braid.spec import StrandPlan, resolve_strands
+from headrace.order.braid import BraidShuffle, BraidTable
 from headrace.order.permutation import Feistel
+from headrace.order.shuffle_config import StrandPlan, resolve_strands
 
 LENGTHS = (10**6, 10**9, 10**12)
 COMPONENTS = 20

@@ -20,7 +20,7 @@ import numpy as np
 from _common import Report, run_bench
 
 from headrace.analysis.excess import OPTIMIZERS, SCHEDULES, excess_loss
-from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order.braid import BraidShuffle
 from headrace.order.permutation import Feistel
 
 ICC = 0.49

@@ -30,7 +30,7 @@ from headrace.analysis.excess import excess_loss, wsd_rates
 from headrace.analysis.icc import nested_shares
 from headrace.order import Order
 from headrace.order.block_shuffle import BlockShuffle, EraShuffle
-from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order.braid import BraidShuffle
 from headrace.order.compose import Compose
 from headrace.order.permutation import Feistel
 

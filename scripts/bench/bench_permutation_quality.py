@@ -37,10 +37,10 @@ from scipy import stats
 
 from headrace.analysis.icc import variance_ratio
 from headrace.order.block_shuffle import BlockShuffle, EraShuffle
-from headrace.order.braid.shuffle import BraidShuffle
-from headrace.order.braid.spec import resolve_strands
+from headrace.order.braid import BraidShuffle
 from headrace.order.order import Identity
 from headrace.order.permutation import Feistel
+from headrace.order.shuffle_config import resolve_strands
 from headrace.store.layout import CacheLayout
 
 BLOCK = 128

@@ -42,7 +42,7 @@ from bench_packed_reads import Counted
 from headrace import DataLoader, MixtureDataset, TokenSeqDataset
 from headrace.analysis.check.sizes import virtual_cache
 from headrace.analysis.simulate.replay import Windows
-from headrace.order.braid.spec import resolve_strands
+from headrace.order.shuffle_config import resolve_strands
 from headrace.store.layout import CacheLayout
 from headrace.testing import web_server
 

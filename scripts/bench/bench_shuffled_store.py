@@ -29,7 +29,7 @@ from headrace.analysis.excess import excess_loss, wsd_rates
 from headrace.analysis.simulate.replay import Windows, replay
 from headrace.data import MixtureDataset
 from headrace.order import Order
-from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order.braid import BraidShuffle
 from headrace.order.compose import Compose
 from headrace.order.permutation import Feistel
 from headrace.store.layout import CacheLayout

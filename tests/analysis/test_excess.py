@@ -21,7 +21,7 @@ from headrace.data.token_seq import stored_dataset
 from headrace.errors import CacheError, ConfigError
 from headrace.order import Order
 from headrace.order.block_shuffle import EraShuffle
-from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order.braid import BraidShuffle
 from headrace.order.order import MAX_LENGTH, Identity
 from headrace.order.permutation import Feistel
 from headrace.store.joined import JoinedCache

@@ -15,7 +15,7 @@ from headrace.data.dataset import ReorderedDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.mix import AmendmentConfig, StageConfig
 from headrace.order import BraidShuffleConfig, ValidationConfig
-from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order.braid import BraidShuffle
 from headrace.run import RunLock, open_run
 from headrace.store import TokenCache
 

@@ -19,7 +19,7 @@ from headrace.errors import ConfigError
 from headrace.mix.blend import Blend
 from headrace.mix.stages import Stage
 from headrace.order import BraidShuffleConfig, Order
-from headrace.order.braid.spec import resolve_strands
+from headrace.order.shuffle_config import resolve_strands
 from headrace.store.joined import JoinedCache
 
 SEQ_LEN = 64

@@ -34,7 +34,7 @@ from headrace.ingest import (
     shuffle_plan,
 )
 from headrace.ingest.shuffle_plan import Grouping
-from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order.braid import BraidShuffle
 from headrace.order.intervals import Intervals
 from headrace.store import TokenCache, open_cache, verify
 from headrace.store.snapshots import add_appended, remove_documents

@@ -12,7 +12,7 @@ from headrace.mix.phases import RowsOfBlocks, phase_block, untouched_blocks
 from headrace.mix.schedule import phase_lengths
 from headrace.order import Order
 from headrace.order.block_shuffle import BlockShuffle, EraShuffle
-from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order.braid import BraidShuffle
 from headrace.order.order import Identity, Slice
 from headrace.order.permutation import Feistel
 from headrace.testing.caches import check_order

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.order import Order
 from headrace.order.block_shuffle import BlockShuffle, EraShuffle
-from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order.braid import BraidShuffle
 from headrace.order.compose import Compose, FixedSet, window_of_part
 from headrace.order.order import MAX_LENGTH, Identity, OpenWindow, Repeat, Slice, check_indices
 from headrace.order.permutation import Feistel

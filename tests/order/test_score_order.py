@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from headrace.errors import ConfigError
 from headrace.order import ScoreShuffleConfig
 from headrace.order.score_order import ScoreOrder
+from headrace.order.shuffle_config import RowsToOrder
 
 
 @given(
@@ -91,7 +92,7 @@ def test_it_mixes_no_more_blocks_than_it_says():
 
 def test_without_scores_it_is_refused():
     with pytest.raises(ConfigError) as refused:
-        ScoreShuffleConfig("quality").order(10, block=2, seed=0)
+        ScoreShuffleConfig("quality").order(RowsToOrder(10, seed=0, block=2))
     assert refused.value.field == "shuffle.by"
     with pytest.raises(ConfigError) as refused:
         ScoreShuffleConfig("quality", steps=0)

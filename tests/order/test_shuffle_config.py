@@ -67,8 +67,8 @@ class CombConfig(Shuffle):
 
     in_blocks = True
 
-    def order(self, n, *, block, seed, strands=None, scores=None):
-        return Comb(n, io_block_size=block, teeth=self.teeth, seed=seed % 97)
+    def order(self, rows):
+        return Comb(rows.length, io_block_size=rows.block, teeth=self.teeth, seed=rows.seed % 97)
 
 
 class Dust(Order):
@@ -94,8 +94,8 @@ class DustConfig(Shuffle):
 
     kind: Literal["dust"] = "dust"
 
-    def order(self, n, *, block, seed, strands=None, scores=None):
-        return Dust(n)
+    def order(self, rows):
+        return Dust(rows.length)
 
 
 @pytest.fixture

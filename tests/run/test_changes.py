@@ -20,7 +20,7 @@ from headrace.errors import PlanMismatchError
 from headrace.ingest import ReshuffleConfig, reshuffle
 from headrace.mix import AmendmentConfig
 from headrace.order import BlockShuffleConfig, BraidShuffleConfig
-from headrace.order.braid.spec import MAX_HOSTS
+from headrace.order.shuffle_config import MAX_HOSTS
 from headrace.run import RunLock
 from headrace.run.changes import amendment_between, run_changes
 from headrace.testing import write_cache

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.order.braid.shuffle import BraidShuffle, BraidTable
-from headrace.order.braid.spec import LAP_BITS, BraidSpec, braid_spec
+from headrace.order.braid import LAP_BITS, BraidShuffle, BraidSpec, BraidTable, braid_spec
 from headrace.order.order import MAX_LENGTH
 
 

@@ -12,8 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.order.braid.shuffle import BraidShuffle, BraidTable
-from headrace.order.braid.spec import LAP_BITS, braid_spec, lattice_step
+from headrace.order.braid import LAP_BITS, BraidShuffle, BraidTable, braid_spec, lattice_step
 from headrace.order.permutation import permute
 from headrace.order.seeds import derive, fold
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from headrace.analysis.icc import variance_ratio
-from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order.braid import BraidShuffle
 
 
 @pytest.mark.parametrize("batch", [128, 1024])

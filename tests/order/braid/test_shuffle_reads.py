@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from headrace.order.braid.shuffle import BraidShuffle
-from headrace.order.braid.spec import lattice_step
+from headrace.order.braid import BraidShuffle, lattice_step
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 7, 10, 64, 97, 142, 512, 1000, 1024, 4096, 5040])

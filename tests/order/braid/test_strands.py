@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.order.braid.spec import StrandPlan, apportion, braid_spec, resolve_strands
+from headrace.order.braid import braid_spec
+from headrace.order.shuffle_config import StrandPlan, apportion, resolve_strands
 
 
 @st.composite

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.order.braid.shuffle import BraidShuffle, BraidTable
+from headrace.order.braid import BraidShuffle, BraidTable
 
 
 def some_braids() -> list[BraidShuffle]:

@@ -120,7 +120,7 @@ def excess_loss(
             curvatures of 1 or more; no such optimizer.
 
     Example:
-        >>> from headrace.order.braid.shuffle import BraidShuffle
+        >>> from headrace.order.braid import BraidShuffle
         >>> from headrace.order.block_shuffle import EraShuffle
         >>> from headrace.order.permutation import Feistel
         >>> n, shares = 1 << 19, {256: 0.49}

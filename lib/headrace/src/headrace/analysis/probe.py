@@ -27,10 +27,10 @@ from headrace.analysis.icc import batch_noise, nested_shares
 from headrace.data.dataset import PlannedDataset
 from headrace.errors import CacheError, ConfigError, check_at_least, command_line
 from headrace.order.block_shuffle import BlockShuffle, EraShuffle
-from headrace.order.braid.shuffle import BraidShuffle
-from headrace.order.braid.spec import resolve_strands
+from headrace.order.braid import BraidShuffle
 from headrace.order.order import Identity, Order
 from headrace.order.permutation import Feistel
+from headrace.order.shuffle_config import resolve_strands
 from headrace.progress import track
 from headrace.store import files
 from headrace.store.cache import TokenCache

@@ -80,12 +80,11 @@ from headrace.mix.stage_config import (
     check_steps,
 )
 from headrace.order import shuffle_config
-from headrace.order.braid.spec import MAX_HOSTS
 from headrace.order.holdout import ValidationConfig
 from headrace.order.intervals import Intervals
 from headrace.order.residency import checked_budget
 from headrace.order.seeds import check_seed
-from headrace.order.shuffle_config import BraidShuffleConfig, Shuffle, check_shuffle
+from headrace.order.shuffle_config import MAX_HOSTS, BraidShuffleConfig, Shuffle, check_shuffle
 from headrace.order.subset import SubsetConfig
 from headrace.pack.spec import check_packing
 from headrace.store.cache import TokenCache
@@ -155,7 +154,7 @@ class LmDataConfig:
             fingerprint.
         max_hosts: The most hosts that the run will have. Strands of components in shuffled stores
             follow from it, so it is part of their order, and not the hosts that run; None: from the
-            batch, as those of others. See :mod:`headrace.order.braid.spec`.
+            batch, as those of others. See :mod:`headrace.order.shuffle_config`.
         micro_batches: How batches become micro-batches: ``{max_tokens: 8192}``, with ``balance``
             (``none``, ``tokens`` or ``flops``, which needs a ``model``) and ``rows``; not in the
             fingerprint.

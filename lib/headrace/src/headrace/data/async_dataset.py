@@ -21,12 +21,12 @@ from jaxtyping import Int64
 
 from headrace.errors import ConfigError, check_at_least, check_whole
 from headrace.order.block_shuffle import BlockShuffle, EraShuffle
-from headrace.order.braid.shuffle import BraidShuffle, PendingBraid
-from headrace.order.braid.spec import MAX_HOSTS
+from headrace.order.braid import BraidShuffle
 from headrace.order.holdout import TrainSplit, ValidationSplit
 from headrace.order.order import MAX_LENGTH, Order, Repeat, Slice
 from headrace.order.permutation import Feistel
 from headrace.order.seeds import check_seed
+from headrace.order.shuffle_config import MAX_HOSTS, PendingBraid
 
 if TYPE_CHECKING:
     from headrace.mix.schedule import BatchSchedule
@@ -198,7 +198,7 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         run_blocks: int = 1,
         max_hosts: int | None = MAX_HOSTS,
     ) -> AsyncDataset[T_co]:
-        """Braided shuffle, the default of configs; see :mod:`headrace.order.braid.shuffle`.
+        """Braided shuffle, the default of configs; see :mod:`headrace.order.braid`.
 
         Without ``batch_size`` and ``strands``, they are chosen when the dataset is mixed: the
         datasets of a mixture share one budget of strands by their weights, like the components of a
@@ -214,11 +214,11 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
             lap: Draws in which the reading front passes once over the store; None: ``batch_size``,
                 or ``strands``.
             first_strand: Strands of all components before this one; see
-                :class:`~headrace.order.braid.shuffle.BraidShuffle`.
+                :class:`~headrace.order.braid.BraidShuffle`.
             io_block_size: Examples in a block; None: one stored chunk.
             run_blocks: Blocks that are read one after the other, as they are stored.
             max_hosts: The most hosts of the run, which say how many strands a shuffled store has
-                (see :mod:`headrace.order.braid.spec`); None: as many as other stores.
+                (see :mod:`headrace.order.shuffle_config`); None: as many as other stores.
         """
         check_seed(seed)
         counts = {"batch_size": batch_size, "strands": strands, "first_strand": first_strand}

@@ -47,11 +47,11 @@ from headrace.mix.schedule import (
     held_rows,
     repeated_from,
 )
-from headrace.order.braid.shuffle import PendingBraid
 from headrace.order.compose import FixedSet, window_of_part
 from headrace.order.intervals import run_numbers
 from headrace.order.order import OpenWindow, Order, check_indices
 from headrace.order.seeds import ORDER_VERSION
+from headrace.order.shuffle_config import PendingBraid
 from headrace.store.leaf import ArrayList
 
 if TYPE_CHECKING:

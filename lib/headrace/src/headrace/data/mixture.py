@@ -43,7 +43,7 @@ from headrace.mix.plan import Plan, plan_of
 from headrace.mix.schedule import BatchSchedule, Weight, data_end, weight_from_config
 from headrace.mix.shares import row_shares
 from headrace.mix.stages import Stage, Stages, check_components
-from headrace.order.braid.shuffle import BraidShuffle, BraidTable
+from headrace.order.braid import BraidShuffle, BraidTable
 from headrace.order.order import MAX_LENGTH, OpenWindow, Order, Repeat
 
 

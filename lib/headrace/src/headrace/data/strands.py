@@ -28,16 +28,19 @@ from headrace.errors import ConfigError
 from headrace.mix.plan import Plan
 from headrace.mix.shares import bound_shares, row_shares
 from headrace.mix.stages import Stage
-from headrace.order.braid.spec import FEW_BLOCKS, MAX_HOSTS, resolve_strands
+from headrace.order.braid import FEW_BLOCKS
 from headrace.order.holdout import ValidationConfig
 from headrace.order.order import Order
 from headrace.order.seeds import derive
 from headrace.order.shuffle_config import (
+    MAX_HOSTS,
     BraidShuffleConfig,
+    RowsToOrder,
     Scores,
     Shuffle,
     ShuffleConfig,
     Strands,
+    resolve_strands,
     shuffle_of,
 )
 
@@ -134,7 +137,7 @@ def _shuffled(
         )
         dataset = dataset.block_aligned(block)
     of_rows = None if scores is None else scores(dataset)
-    order = shuffle.order(_length(dataset), block=block, seed=seed, strands=strands, scores=of_rows)
+    order = shuffle.order(RowsToOrder(_length(dataset), seed, block, strands, of_rows))
     return dataset.reordered(order) if order.reorders else dataset
 
 
@@ -271,9 +274,7 @@ def share_strands(
 
     def shuffle(name: str, order: Order) -> Order:
         key = derive(pending[name].seed, "component", name)
-        return braided[name].order(
-            len(order), block=order.io_block_size, seed=key, strands=shared[name]
-        )
+        return braided[name].order(RowsToOrder(len(order), key, order.io_block_size, shared[name]))
 
     return {n: d.settled(partial(shuffle, n)) if n in pending else d for n, d in components.items()}
 

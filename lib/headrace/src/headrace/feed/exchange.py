@@ -48,7 +48,7 @@ reason, such as packs that lie in several blocks, is read as often with the exch
 kept from earlier steps, so a run that is resumed exchanges rows from its first step on.
 
 **Few blocks.** Every host draws from all blocks of a source that is shuffled as a whole
-(:mod:`headrace.order.braid.shuffle`), and keeps them all. The exchange gives each of these blocks
+(:mod:`headrace.order.braid`), and keeps them all. The exchange gives each of these blocks
 one owner too, which its number tells, so that all hosts together keep them once. Nearly all of
 these rows then go through the pools in every step: ``auto`` leaves them where they are if they are
 more than :data:`FEW_ROWS` of a batch.

@@ -1,5 +1,5 @@
 // Keyed permutations (order/permutation.py says what they are), and rows and localities of draws of braids, one draw after
-// the other (order/braid/shuffle.py). What the draws of a component have in common is computed once per epoch. The tests of
+// the other (order/braid.py). What the draws of a component have in common is computed once per epoch. The tests of
 // both have the same in plain Python.
 //
 // All integers are unsigned and wrap, as NumPy's uint64 does.
@@ -54,7 +54,7 @@ typedef struct {
     u64 start, length, phase; // the first two among the examples of its kind that are not left over
 } Strand;
 
-EXPORT u64 headrace_spec_bytes(void) { return sizeof(Spec); } // order/braid/shuffle.py asks
+EXPORT u64 headrace_spec_bytes(void) { return sizeof(Spec); } // order/braid.py asks
 EXPORT u64 headrace_epoch_bytes(void) { return sizeof(Epoch); }
 EXPORT u64 headrace_placed_bytes(void) { return sizeof(Placed); }
 

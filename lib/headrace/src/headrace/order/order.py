@@ -54,11 +54,11 @@ class Order(abc.ABC):
     repeats: bool = False
     """It is a :class:`Repeat`."""
     in_table: bool = False
-    """It is a braid: a :class:`~headrace.order.braid.shuffle.BraidTable` maps those of all
+    """It is a braid: a :class:`~headrace.order.braid.BraidTable` maps those of all
     components in one pass.
     """
     is_pending: bool = False
-    """It is a :class:`~headrace.order.braid.shuffle.PendingBraid`, whose strands are still to be
+    """It is a :class:`~headrace.order.shuffle_config.PendingBraid`, whose strands are still to be
     determined.
     """
     kind: str = "none"
