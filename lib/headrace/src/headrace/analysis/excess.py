@@ -285,7 +285,9 @@ def _sample_rows(
     weight: Float64[np.ndarray, "k t"], rows_of: Float64[np.ndarray, " t"]
 ) -> tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, "k m"], float]:
     """Positions to look at, the weight of each by curvature, and the factor for a sum over pairs of
-    them.
+    them: all positions of a short run; of a longer one, positions drawn with replacement, more of
+    those that weigh more, each divided by its chance. A sum over the pairs of m draws has m (m - 1)
+    pairs of draws for each pair of positions.
     """
     steps = weight.shape[1]
     ends = np.cumsum(rows_of)

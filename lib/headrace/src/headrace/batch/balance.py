@@ -87,6 +87,12 @@ def costs_of(costs: Costs, sizes: Int64[np.ndarray, " n"]) -> list[Any]:
 class _Differences:
     """Sets that become ``parts`` partitions, largest first, empty ones omitted; two are merged
     until one is left.
+
+    The differencing method: items begin as partitions of their own, all other sets empty. The two
+    whose sets differ most in cost are merged, the largest set of one with the smallest of the
+    other, so that what one has too much of the other lacks. With 8, 7, 6 and 5 for two partitions:
+    (8, -) and (7, -) become (8, 7), a spread of 1; (6, -) and (5, -) become (6, 5); and these
+    (8 + 5, 7 + 6).
     """
 
     __slots__ = ("parts", "sets", "spread")
@@ -107,7 +113,7 @@ class _Differences:
         alone = self.parts - len(other.sets)
         smallest = other.sets[::-1]
         pairs = [
-            (a[0] + b[0], a[1] + b[1], a[2] + b[2])
+            (a[0] + b[0], a[1] + b[1], a[2] + b[2])  # of sums, numbers and items
             for a, b in zip(self.sets[alone:], smallest, strict=False)
         ]
         return _Differences([*self.sets[:alone], *pairs, *smallest[len(pairs) :]], self.parts)

@@ -149,7 +149,7 @@ SequenceLayout: TypeAlias = Literal["contiguous", "zigzag", "striped"]
 def sequence_layout(
     layout: SequenceLayout, ranks: int, seq_lens: Sequence[int] = ()
 ) -> tuple[Callable[[PackedBatch], ContextBatch], ...]:
-    """The layout function for rows over ``ranks``; None if contiguous slices are correct already.
+    """The function that lays out rows over ``ranks``; none if contiguous slices are right already.
 
     Zig-zag splits whole rows, whatever documents they hold, into 2 x ``ranks`` chunks.
 

@@ -218,6 +218,12 @@ def _scan_vocabulary(
 ) -> tuple[Any, Any, Any]:
     """Normaliser, logits of ids, entropy; ``logits_from(start)`` returns a chunk, ``chunking`` is V
     and its size.
+
+    Of the chunks so far are kept, each ``[N]``: the greatest logit ``top``, so that no exponential
+    overflows; ``total``, the sum of exp(z - top); and ``spread``, that of (z - top) exp(z - top).
+    When a chunk raises the top by d, the old exponentials shrink by exp(-d), and each of the old
+    differences grows by -d. In the end the normaliser is top + log total, and the entropy
+    log total - spread / total.
     """
     size, chunk = chunking
 
@@ -228,7 +234,7 @@ def _scan_vocabulary(
         high = jnp.maximum(top, z.max(axis=1))
         above = z - high[:, None]
         share = jnp.exp(above)
-        if entropy:  # of (z - top) exp(z - top): bounded, whatever the logits
+        if entropy:  # each summand is bounded, whatever the logits
             spread = jnp.exp(top - high) * (spread + total * (top - high))
             spread = spread + jnp.where(share > 0, share * above, 0).sum(axis=1)
         total = total * jnp.exp(top - high) + share.sum(axis=1)

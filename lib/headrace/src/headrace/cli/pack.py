@@ -150,32 +150,24 @@ def _what_became(facts: dict[str, Any], tokens: int) -> dict[str, str]:
     counts = facts["counts"]
     removed = facts["removed_documents"]
     incomplete = facts["incomplete_documents"]
-    empty = (
-        counts["empty_documents"] - removed - incomplete
-    )  # the plan counts removed and incomplete ones as empty
-    lacking = (
-        f"{format_count(incomplete, 'document')},"
-        f" {format_count(facts['incomplete_tokens'], 'token')}"
-    )
-    lines = {
-        "removed": format_count(removed, "document") if removed else "",
-        "incomplete": f"{lacking}: other documents of their units are removed or empty"
-        if incomplete
-        else "",
-        "without tokens": format_count(empty, "document") if empty else "",
-        "split": format_count(counts["split_documents"], "document")
-        if counts["split_documents"]
-        else "",
-    }
-    for name, what in (
-        ("dropped", "documents"),
-        ("truncated", "documents"),
-        ("underfilled", "packs"),
-    ):
-        lost = counts[f"{name}_tokens"]
-        lines[name] = (
-            f"{counts[f'{name}_{what}']:,} {what}, {lost:,} tokens ({lost / tokens:.2%})"
-            if lost
-            else ""
+    # the plan counts removed and incomplete ones as empty
+    empty = counts["empty_documents"] - removed - incomplete
+    lines: dict[str, str] = {}
+    if removed:
+        lines["removed"] = format_count(removed, "document")
+    if incomplete:
+        lacking = format_count(facts["incomplete_tokens"], "token")
+        lines["incomplete"] = (
+            f"{format_count(incomplete, 'document')}, {lacking}: other documents of their units"
+            " are removed or empty"
         )
-    return {name: line for name, line in lines.items() if line}
+    if empty:
+        lines["without tokens"] = format_count(empty, "document")
+    if counts["split_documents"]:
+        lines["split"] = format_count(counts["split_documents"], "document")
+    units = {"dropped": "documents", "truncated": "documents", "underfilled": "packs"}
+    for name, unit in units.items():
+        if lost := counts[f"{name}_tokens"]:
+            count = f"{counts[f'{name}_{unit}']:,} {unit}"
+            lines[name] = f"{count}, {lost:,} tokens ({lost / tokens:.2%})"
+    return lines

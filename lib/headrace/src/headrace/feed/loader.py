@@ -326,6 +326,7 @@ class DataLoader(BatchOrder):
         vars(self).update(vars(order))
 
     def _iterate(self, step: int, replayed: int) -> Prefetched[Any]:
+        # 1. The plan that this iteration follows, the same on all hosts.
         stats = IterationStats(self._stall_rule, WaitLog(step), replay=replayed > 0, step=step)
         gate = open_gate(self.processes, step, None if replayed else self._host_barrier, stats)
         delivery = self._horizons.loads
@@ -343,6 +344,7 @@ class DataLoader(BatchOrder):
             if gate is not None and isinstance(error, HeadraceError):
                 gate.leave(error)
             raise
+        # 2. How many batches are ready or being made, and how many of them in a group.
         batch_bytes = self._batch_bytes(delivery)
         ready = int(np.clip(self.prefetch_bytes // 8 // batch_bytes, 1, _MAX_READY))
         # One group is taken, one ready, one delivered, the others gathered; without room for four,
@@ -351,6 +353,7 @@ class DataLoader(BatchOrder):
         if group == GROUP and 2 * GROUP * batch_bytes <= _SMALL_GROUP:
             group = 2 * GROUP
         gathering = min(ready // group - 3, GATHERING) if group else 0
+        # 3. The thread that makes them.
         course = _Course(
             self._horizons,
             step,

@@ -106,6 +106,7 @@ def blame(
     batches = {
         step: rows_of_step(dataset, dataset.batch_schedule, step, row_order) for step in steps
     }
+    # 1. Each row is a suspect if losses of rows were logged, else each source.
     if any(_ROW.fullmatch(name) for step in steps for name in figures.get(step, {})):
         earlier = _figures_before(steps.start, figures, _ROW)
         suspects = [
@@ -134,28 +135,20 @@ def blame(
             )
             for name, rows in rows_by_source.items()
         ]
+    # 2. The most unusual first: sorts are stable, so tokens decide between equals.
     suspects.sort(key=lambda one: one[0].tokens, reverse=True)
     suspects.sort(key=lambda one: -np.inf if one[0].excess is None else one[0].excess, reverse=True)
-    suspects_shown = suspects[:SHOWN_SUSPECTS]
+    # 3. Where the documents that are shown come from, with one look into each cache.
     numbers: dict[TokenCache, list[int]] = {}
-    for _, largest in suspects_shown:
+    for _, largest in suspects[:SHOWN_SUSPECTS]:
         for cache, number in largest:
             numbers.setdefault(cache, []).append(number)
     origins = {cache: find_origins(cache, documents) for cache, documents in numbers.items()}
-    located = [
-        replace(
-            suspect,
-            documents=[
-                *(
-                    replace(document, origin=origins[cache][number].origin)
-                    for document, (cache, number) in zip(suspect.documents, largest, strict=False)
-                ),
-                *suspect.documents[SHOWN_DOCUMENTS:],
-            ],
-        )
-        for suspect, largest in suspects_shown
-    ]
-    return [*located, *(suspect for suspect, _ in suspects[SHOWN_SUSPECTS:])]
+    for suspect, largest in suspects[:SHOWN_SUSPECTS]:
+        for k, (cache, number) in enumerate(largest):
+            origin = origins[cache][number].origin
+            suspect.documents[k] = replace(suspect.documents[k], origin=origin)
+    return [suspect for suspect, _ in suspects]
 
 
 def _losses(

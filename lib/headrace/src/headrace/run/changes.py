@@ -151,18 +151,21 @@ def run_changes(
         ConfigError: the edited config cannot be used; its field is named.
         PlanMismatchError: the change can only begin after those that the lock has already.
     """
+    # 1. The run as the edited config declares it: if it is the same, or only adds what comes later,
+    #    that is all.
     declared = config_of_run(lock, edited)
     as_declared = _lock_of(declared, lock)
-    if lock.config is None or lock.edited is None:
-        same = as_declared.fingerprint == lock.fingerprint
-        return RunChanges(same, None, differences(lock.plan, as_declared.plan))
-    fields = config_differences(lock.edited, given_fields(edited))
-    plan = differences(lock.plan, as_declared.plan)
     same = as_declared.fingerprint == lock.fingerprint
+    plan = differences(lock.plan, as_declared.plan)
+    if lock.config is None or lock.edited is None:
+        return RunChanges(same, None, plan)
+    fields = config_differences(lock.edited, given_fields(edited))
     first = None if same else as_declared.first_difference(lock, declared=True)
     caches = newer_snapshots(declared, lock) if newest_caches else {}
     if (same or first is not None) and not caches:
         return RunChanges(same, fields, plan, first, None, None if same else declared)
+    # 2. Otherwise the run stays as its lock says up to a step, and an amendment makes of it what
+    #    is declared from there on.
     base = declared
     if not same and first is None:
         base = _without_later(lock.run_config, declared, step)
@@ -174,6 +177,7 @@ def run_changes(
     is_made = base is declared or amendment is not None or _goes_on_as(base, declared)
     if caches:
         amendment = replace(amendment or AmendmentConfig(step), caches=caches)
+    # 3. What the run would be then; refused if it differs by more than later steps.
     amended = _amended(base, declared, amendment, step)
     new = _lock_of(amended, lock)
     first = new.first_difference(lock)

@@ -161,13 +161,17 @@ def all_steps(run: Sequence[Stretch], *, sample: bool) -> Look:
 
 def sampled(run: Sequence[Stretch], max_rows: int) -> list[Look]:
     """A window in each stretch, about ``max_rows`` rows in total; see the module."""
+    # 1. Which stretches are looked at, and how far before each its look begins.
     chosen, stands_for = _chosen(run)
     leads = [_lead(run, k) for k in chosen]
     sizes = [run[max(k - 1, 0)].batch_size for k in chosen]
+    # 2. What each may look at: its share of the rows, of which the steps before it take some.
     warming = [lead * size for lead, size in zip(leads, sizes, strict=True)]
     budgets = _budgets(
         [run[k].rows + rows for k, rows in zip(chosen, warming, strict=True)], max_rows
     )
+    # 3. The look: as many steps as that allows. Its first quarter is cold start, or as much as the
+    #    order needs, unless steps before the stretch were.
     looks: list[Look] = []
     for n, k in enumerate(chosen):
         stretch = run[k]

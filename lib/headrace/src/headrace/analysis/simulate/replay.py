@@ -223,6 +223,7 @@ def replay(
     Raises:
         ConfigError: memory does not hold the blocks of one batch.
     """
+    # 1. The uses of each host in all windows.
     stop = windows.first_step + steps
     looked = windows.until(stop)
     of_uses = [windows.hosts_of(number, hosts, exchange=exchange) for number in range(len(looked))]
@@ -230,6 +231,7 @@ def replay(
     by_step = np.zeros((hosts, steps), np.int64)
     short: list[int] = []
     open_blocks = index_requests = 0
+    # 2. A host whose memory holds all that it uses reads each block once, at its first use.
     for host in track(range(hosts), "counting reads of hosts", hosts):
         step = np.concatenate(
             [
@@ -248,11 +250,11 @@ def replay(
             np.bincount(at, minlength=steps + 1) for at in (step[first], last + 1)
         )
         open_blocks = max(open_blocks, int((first_uses - last_uses).cumsum().max(initial=0)))
-        # Nothing is ever evicted: each block is read at its first use.
         if slots is None or distinct.size <= slots:
             by_step[host] = first_uses[:steps]
         else:
             short.append(host)
+    # 3. The others are replayed, or evenly spaced ones of them if there are many.
     chosen = short if len(short) <= most else [short[k * len(short) // most] for k in range(most)]
     for host in track(chosen, "replaying hosts", len(chosen)):
         by_step[host] = _replay_host(windows, hosts, host, steps, slots or 0, exchange=exchange)
