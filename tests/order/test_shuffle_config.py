@@ -19,9 +19,21 @@ from headrace.analysis.simulate.forecast import RunSteps
 from headrace.config import ComponentConfig, LmDataConfig, load_config
 from headrace.config.parsing import fields_of
 from headrace.errors import ConfigError
-from headrace.order import BlockShuffleConfig, BraidShuffleConfig, Order, shuffle_config
+from headrace.order import (
+    BlockShuffleConfig,
+    BraidShuffleConfig,
+    Order,
+    ScoreShuffleConfig,
+    shuffle_config,
+)
 from headrace.order.order import OpenWindow
-from headrace.order.shuffle_config import Shuffle, check_shuffle, shuffle_of
+from headrace.order.shuffle_config import (
+    RowsToOrder,
+    Shuffle,
+    Strands,
+    check_shuffle,
+    shuffle_of,
+)
 from headrace.run import where
 from headrace.testing import tiny_cache
 
@@ -170,6 +182,49 @@ def test_a_new_shuffle_without_blocks_is_warned_of_as_a_full_one_is(they_are_reg
     assert [f.rule for f in found[DustConfig()]] == [f.rule for f in found[True]]
     [warning] = [f for f in found[DustConfig()] if f.rule == "random_reads"]
     assert "a dust shuffle reads a chunk" in str(warning)
+
+
+EXAMPLES: dict[str, Shuffle] = {
+    "braid": BraidShuffleConfig(),
+    "block": BlockShuffleConfig(window_blocks=2),
+    "score": ScoreShuffleConfig("quality", steps=3),
+    "comb": CombConfig(3),
+    "dust": DustConfig(),
+}
+"""A config of each kind. The last two are of this file."""
+
+
+def test_there_is_an_example_of_each_kind():
+    kinds = [c.kind for c in get_args(shuffle_config.ShuffleConfig) if hasattr(c, "kind")]
+    assert [*EXAMPLES] == [*kinds, "comb", "dust"]
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_a_shuffle_says_what_it_is(kind):
+    """What an order leaves out is taken for that of the stored order: no error would follow."""
+    shuffle = EXAMPLES[kind]
+
+    def make(n: int, seed: int = 7) -> Order:
+        strands = Strands(min(3, n), 1.0, 0) if shuffle.in_strands else None
+        scores = np.sin(np.arange(n)) if shuffle.scored_by else None
+        block = 4 if shuffle.in_blocks else 0
+        return shuffle.order(RowsToOrder(n, seed, block, strands, scores))
+
+    order = make(40)
+    assert (order.kind, order.reorders, order.bijective) == (kind, True, True)
+    assert order.describe() == make(40).describe() != make(41).describe()
+    assert 0 < order.open_window().rows <= 40
+    if kind != "dust":  # whose order has no key
+        assert order.describe() != make(40, seed=8).describe()
+    for n in (1, 2, 7, 40, 41):
+        order = make(n)
+        positions = np.arange(n)
+        for epoch in (0, 3):
+            epochs = np.full(n, epoch)
+            rows = order.at(positions, epochs)
+            assert np.array_equal(np.sort(rows), positions)
+            each = [order.at(positions[i : i + 1], epochs[i : i + 1])[0] for i in range(n)]
+            assert rows.tolist() == each
 
 
 @pytest.mark.parametrize("page", ["order", "config", "glossary"])

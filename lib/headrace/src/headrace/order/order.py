@@ -34,10 +34,13 @@ class OpenWindow(NamedTuple):
 class Order(abc.ABC):
     """Maps positions ``[0, length)`` to rows ``[0, rows)``.
 
-    Subclasses implement :meth:`at`. A shuffle also says its ``kind``, that it ``reorders``, what is
-    ``described``, and in :meth:`open_window` what it keeps open, which forecasts and budgets count;
-    for runs whose rows change their length, also :meth:`touched_blocks` and
-    :meth:`block_permutation`. Call the order itself for epoch 0 with bounds checked.
+    Subclasses implement :meth:`at`, for int64 positions of any length up to 2**62. A shuffle also
+    says its ``kind``, that it is ``bijective`` and ``reorders``, what is ``described``, and in
+    :meth:`open_window` what it keeps open, which forecasts and budgets count. Where rows change
+    their length, what is left of an epoch is known by :meth:`touched_rows`, or by whole blocks of
+    orders with ``touched_blocks`` and ``block_permutation``
+    (:class:`~headrace.mix.phases.BlockOrder`); an order without them leaves over all of it. Call
+    the order itself for epoch 0 with bounds checked.
 
     Args:
         length: Number of positions, 0 to 2**62.

@@ -103,7 +103,10 @@ class Shuffle(abc.ABC):
     io_block_size: int | None = None
     """Examples in a block; None: one stored chunk."""
     in_blocks: bool = False
-    """The order uses blocks: rows are numbered so that no block crosses two stored arrays."""
+    """The order uses blocks: rows are numbered so that no block crosses two stored arrays, and what
+    it keeps open is what memory must hold. Without blocks rows are numbered as they are stored, and
+    reads are forecast as if each row were one, or memory held all of them.
+    """
     in_strands: bool = False
     """The order has strands, which are resolved for all components together; such configs have the
     fields ``strands`` and ``budget_bytes``.

@@ -451,11 +451,15 @@ def _reads_by_score(plan: RunPlan) -> Iterator[_Advice]:
             continue
         of_component = plan.sources[c.name].shuffle is not None
         path = f"components.{c.name}.shuffle" if of_component else "shuffle"
+        cure = "Leave it out: the braided shuffle reads each chunk about once."
+        if plan.written.shuffle_for(c.name).scored_by is not None:
+            path += ".steps"
+            cure = f"Fewer steps read less, e.g. {path}=2."
         yield (
-            f"{path}.steps",
+            path,
             f"reads each chunk of {c.name!r} about {reads:.1f} times an epoch, as rows of each step"
             " lie in most of them",
-            f"Fewer steps read less, e.g. {path}.steps=2.",
+            cure,
         )
 
 
