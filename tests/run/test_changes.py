@@ -23,6 +23,7 @@ from headrace.order import BlockShuffleConfig, BraidShuffleConfig
 from headrace.order.shuffle_config import MAX_HOSTS
 from headrace.run import RunLock
 from headrace.run.changes import amendment_between, run_changes
+from headrace.run.run import amend_run
 from headrace.testing import write_cache
 from headrace.testing.caches import random_documents
 
@@ -280,3 +281,91 @@ def test_an_amendment_that_is_declared_changes_weights_that_were_learned(
     further = open_run(tmp_path, replace(edited, amendments=[declared, later]), 55)
     assert further.config is not None
     assert sorted(one.step for one in further.config.amendments) == [40, 50, 60, 80]
+
+
+@pytest.mark.parametrize("declared_at", [41, 60, 79, 80, 90])
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"weights": {"code": 5}},
+        {"weights": {"web": 5}},
+        {"add": {"math": 1}},
+        {"drop": ["code"]},
+    ],
+    ids=["code", "web", "add", "drop"],
+)
+def test_an_amendment_is_declared_before_one_that_was_made_live(
+    caches, tmp_path, declared_at, declared
+):
+    """A job that is started with the config, and the command, make the same run of it."""
+    began = config_of(caches, {"web": 3, "code": 1})
+    names = {*began.components, *declared.get("add", {})}
+    components = {name: ComponentConfig(f"{caches}/{name}") for name in names}
+    declaration = AmendmentConfig(declared_at, **declared)
+    edited = replace(began, components={**components, **began.components}, amendments=[declaration])
+    opened, typed = (str(tmp_path / name) for name in ("opened", "typed"))
+    for folder in (opened, typed):
+        open_run(folder, began).state(40)
+        open_run(folder, began).amend(80, weights={"web": 1})
+    run = open_run(opened, edited)
+    lock = RunLock.load(typed)
+    assert lock is not None
+    changes = run_changes(lock, edited, 40)
+    assert changes.first_step == declared_at
+    assert changes.amended is not None
+    assert amend_run(typed, lock, changes.amended, edited).fingerprint == run.fingerprint
+    assert {one.step for one in changes.amended.amendments} == {declared_at, 80}
+    assert run_changes(run.lock, edited, 40).same
+
+
+def test_what_is_declared_before_a_source_that_joined_live_is_refused_for_its_step(
+    caches, tmp_path
+):
+    """The order of the source depends on the shares from its step on."""
+    began = config_of(caches, {"web": 3, "code": 1})
+    open_run(tmp_path, began).state(40)
+    math = {"math": ComponentConfig(f"{caches}/math")}
+    run = open_run(tmp_path, began).amend(80, add={"math": 1}, components=math)
+    early = replace(began, amendments=[AmendmentConfig(60, weights={"code": 5})])
+    for refuse in (open_run, lambda *_: run_changes(run.lock, early, 40)):
+        with pytest.raises(PlanMismatchError, match=r"Give amendments\[0\].step 81") as refused:
+            refuse(tmp_path, early)
+        assert (refused.value.field, refused.value.value) == ("amendments[0].step", 60)
+    late = replace(began, amendments=[AmendmentConfig(81, weights={"code": 5})])
+    assert open_run(tmp_path, late).config is not None
+
+
+@pytest.mark.parametrize("live_at", [None, 50, 80])
+@pytest.mark.parametrize("declared_at", [40, 41, 60, 80])
+@pytest.mark.parametrize(
+    ("declared", "weights"),
+    [
+        ({"weights": {"code": 5}}, {"web": 2, "code": 5}),
+        ({"drop": ["code"]}, {"web": 2}),
+        ({"add": {"math": 1}}, {"web": 2, "code": 1, "math": 1}),
+    ],
+    ids=["weights", "drop", "add"],
+)
+def test_new_weights_begin_at_once_and_what_is_declared_with_them_at_its_step(
+    caches, tmp_path, live_at, declared_at, declared, weights
+):
+    """No mixture between them that the config does not say."""
+    began = config_of(caches, {"web": 3, "code": 1})
+    open_run(tmp_path, began).state(40)
+    if live_at is not None:
+        open_run(tmp_path, began).amend(live_at, weights={"web": 1})
+    components = {"web": ComponentConfig(f"{caches}/web", 2), "code": began.components["code"]}
+    added = {name: ComponentConfig(f"{caches}/{name}") for name in declared.get("add", {})}
+    amendments = [AmendmentConfig(declared_at, **declared)]
+    edited = replace(began, components=components | added, amendments=amendments)
+    lock = RunLock.load(str(tmp_path))
+    assert lock is not None
+    changes = run_changes(lock, edited, 40)
+    assert changes.first_step == 40
+    assert changes.amended is not None
+    stages = {stage.first_step: stage.blend.to_config() for stage in changes.amended.plan().stages}
+    between = {} if declared_at == 40 else {40: {"web": 2, "code": 1}}
+    assert stages == {0: {"web": 3, "code": 1}, **between, declared_at: weights}
+    run = amend_run(str(tmp_path), lock, changes.amended, edited)
+    assert run_changes(run.lock, edited, 40).same
+    assert open_run(tmp_path, edited, 45).fingerprint == run.fingerprint

@@ -53,11 +53,9 @@ def config_of_run(lock: RunLock | None, edited: LmDataConfig) -> LmDataConfig:
         return edited
     edited = in_order_of_run(edited, lock.config)
     locked = lock.run_config
-    declared = _declared_anew(lock, edited)
-    newcomers = added_later(declared) - {*lock.edited.get("components", {})}
-    if _mixture_fields(given_fields(edited), declared, newcomers) == _mixture_fields(lock.edited):
-        # With the weights that it has learned, and with what was changed while it trained
-        edited = _with_mixture(edited, _declaring(locked, edited, declared) or edited)
+    mixture = _mixture_of_run(lock, edited)
+    if mixture is not None:
+        edited = _with_mixture(edited, mixture)
     # 0 stands for a field that was left out
     if given_fields(edited).get("max_hosts", 0) == lock.edited.get("max_hosts", 0):
         edited = replace(edited, max_hosts=locked.max_hosts)
@@ -67,6 +65,27 @@ def config_of_run(lock: RunLock | None, edited: LmDataConfig) -> LmDataConfig:
         if part.snapshot is not None
     }
     return at_snapshots(edited, snapshots)
+
+
+def only_declares(lock: RunLock, edited: LmDataConfig) -> bool:
+    """Whether amendments that an edited config declares are all that it changes of the mixture: the
+    run keeps all changes that its lock has.
+    """
+    return _mixture_of_run(lock, edited) is not None
+
+
+def _mixture_of_run(lock: RunLock, edited: LmDataConfig) -> LmDataConfig | None:
+    """The config of a run, with the weights that it has learned, with what was changed while it
+    trained, and with the amendments that an edited config declares; None: they do not fit, or the
+    user edited the mixture otherwise, too.
+    """
+    if lock.config is None or lock.edited is None:
+        return None
+    declared = _declared_anew(lock, edited)
+    newcomers = added_later(declared) - {*lock.edited.get("components", {})}
+    if _mixture_fields(given_fields(edited), declared, newcomers) != _mixture_fields(lock.edited):
+        return None
+    return _declaring(lock.run_config, edited, declared)
 
 
 def _declared_anew(lock: RunLock, edited: LmDataConfig) -> list[AmendmentConfig]:
@@ -160,25 +179,35 @@ def run_changes(
     if lock.config is None or lock.edited is None:
         return RunChanges(same, None, plan)
     fields = config_differences(lock.edited, given_fields(edited))
-    first = None if same else as_declared.first_difference(lock, declared=True)
+    keeps_all = only_declares(lock, edited)
+    first = None if same else as_declared.first_difference(lock, declared=not keeps_all)
     caches = newer_snapshots(declared, lock) if newest_caches else {}
     if (same or first is not None) and not caches:
         return RunChanges(same, fields, plan, first, None, None if same else declared)
     # 2. Otherwise the run stays as its lock says up to a step, and an amendment makes of it what
     #    is declared from there on.
     base = declared
+    goal = declared
+    anew = _declared_anew(lock, declared)
+    follow: list[AmendmentConfig] = []
     if not same and first is None:
         base = _without_later(lock.run_config, declared, step)
-        base = _declaring(base, declared, _declared_anew(lock, declared)) or base
+        if _begin_later(anew, base, declared, step):
+            # Other weights begin at once, and what is declared changes these
+            follow = anew
+            goal = _without_declared(declared, anew, lock.run_config)
+        else:
+            base = _declaring(base, declared, anew) or base
     asked_step = step
-    # after what is declared: changes of the mixture stand in the order of their steps
+    # changes of the mixture stand in the order of their steps
     step = max(step, last_change(base.amendments) + 1)
-    amendment = None if base is declared else amendment_between(base, declared, step)
-    is_made = base is declared or amendment is not None or _goes_on_as(base, declared)
+    amendment = None if base is declared else amendment_between(base, goal, step)
+    is_made = base is declared or amendment is not None or _goes_on_as(base, goal)
     if caches:
         amendment = replace(amendment or AmendmentConfig(step), caches=caches)
     # 3. What the run would be then; refused if it differs by more than later steps.
-    amended = _amended(base, declared, amendment, step)
+    amended = _amended(base, goal, amendment, step)
+    amended = _declaring(amended, declared, follow) or amended
     new = _lock_of(amended, lock)
     first = new.first_difference(lock)
     if not is_made or (first is None and new.fingerprint != lock.fingerprint):
@@ -186,6 +215,8 @@ def run_changes(
         last = last_change(locked.amendments)
         if asked_step <= last and run_changes(lock, edited, last + 1).amended is not None:
             raise alters_earlier("--step", asked_step, last)
+        if keeps_all:
+            check_declared_late(lock, edited)
         undone = _with_mixture(declared, base)
         refused = config_differences(lock.config, fields_of_run(undone)) or fields
         return RunChanges(False, fields, plan, refused=refused)
@@ -202,6 +233,26 @@ def alters_earlier(field: str, step: int, last: int) -> PlanMismatchError:
         value=step,
         cure=f"Give {field} {last + 1} or a later one.",
     )
+
+
+def check_declared_late(lock: RunLock, edited: LmDataConfig) -> None:
+    """Raises PlanMismatchError if an amendment that an edited config declares is refused only for
+    its step, which is not after the changes that the lock has.
+    """
+    last = last_change(lock.run_config.amendments)
+    anew = _declared_anew(lock, edited)
+    steps = [
+        last + 1 + number if one in anew and one.changes_mixture and one.step <= last else one.step
+        for number, one in enumerate(edited.amendments)
+    ]
+    later = [replace(one, step=at) for one, at in zip(edited.amendments, steps, strict=True)]
+    if later == edited.amendments:
+        return
+    as_later = _lock_of(config_of_run(lock, replace(edited, amendments=later)), lock)
+    if as_later.first_difference(lock) is not None:
+        number = next(k for k, one in enumerate(edited.amendments) if one.step != steps[k])
+        step = edited.amendments[number].step
+        raise alters_earlier(f"amendments[{number}].step", step, last)
 
 
 def _declaring(
@@ -225,6 +276,26 @@ def _declaring(
         return replace(locked, components={**locked.components, **new}, amendments=amendments)
     except ConfigError:
         return None
+
+
+def _begin_later(
+    declared: Sequence[AmendmentConfig], base: LmDataConfig, edited: LmDataConfig, step: int
+) -> bool:
+    """Whether amendments begin when a change that is made from a step on can have begun."""
+    if base.stages or edited.stages:
+        return False
+    begin = max(step, last_change(base.amendments) + 1)
+    return all(one.step >= begin for one in declared if one.changes_mixture)
+
+
+def _without_declared(
+    edited: LmDataConfig, declared: Sequence[AmendmentConfig], locked: LmDataConfig
+) -> LmDataConfig:
+    """A config without amendments that it declares, and without the components that these add."""
+    newcomers = added_later(declared) - {*locked.components}
+    components = {name: one for name, one in edited.components.items() if name not in newcomers}
+    amendments = [one for one in edited.amendments if one not in declared]
+    return replace(edited, components=components, amendments=amendments)
 
 
 def _without_later(locked: LmDataConfig, edited: LmDataConfig, step: int) -> LmDataConfig:

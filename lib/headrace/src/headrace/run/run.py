@@ -19,7 +19,14 @@ from headrace.config.lm_data import LmDataConfig
 from headrace.errors import ConfigError, PlanMismatchError, check_path, command_line
 from headrace.mix.stage_config import AmendmentConfig, last_change, with_amendment
 from headrace.run.anchors import Anchors, last_checkpoint
-from headrace.run.changes import alters_earlier, config_of_run, order_of, order_over
+from headrace.run.changes import (
+    alters_earlier,
+    check_declared_late,
+    config_of_run,
+    only_declares,
+    order_of,
+    order_over,
+)
 from headrace.run.lock import Described, RunLock
 from headrace.run.state import LoaderState, steps_done
 from headrace.run.steering import Request, Steering
@@ -334,7 +341,12 @@ def open_run(
         (stored or lock).check(step)
         step = step.step
     step = None if step is None else steps_done(step)
-    lock = _agreed(folder, stored, lock, step, declared=True, writes=trains)
+    keeps_all = False
+    if stored is not None and edited is not None:
+        keeps_all = only_declares(stored, edited)
+        if keeps_all and lock.first_difference(stored) is None:
+            check_declared_late(stored, edited)
+    lock = _agreed(folder, stored, lock, step, declared=not keeps_all, writes=trains)
     # A program may change its working folder later, and threads may run then
     folder = files.absolute(folder)
     anchors = Anchors(folder, lock, source)
