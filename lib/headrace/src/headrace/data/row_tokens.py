@@ -532,9 +532,9 @@ class MixtureTokens:
         """Tokens of all examples of the steps before ``step``; raises IndexOutOfRangeError if the
         mixture ends before.
         """
-        if policy.length is not None and policy.batch.rows_at(step)[0] > policy.length:
+        if policy.ends_after is not None and policy.batch.rows_at(step)[0] > policy.ends_after:
             raise IndexOutOfRangeError(
-                f"the mixture ends after {policy.length} examples", field="step", value=step
+                f"the mixture ends after {policy.ends_after} examples", field="step", value=step
             )
         drawn = policy.starts_at(step).tolist()
         tokens = self.of_component.values()
