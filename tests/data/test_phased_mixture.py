@@ -13,12 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.data import MixtureDataset, PackedTokenDataset, PlannedDataset, TokenSeqDataset
-from headrace.data.component import component_sides
+from headrace.data.component import Orders, component_sides, shuffle_components
 from headrace.data.dataset import ReorderedDataset
 from headrace.data.documents import DocumentFilter
 from headrace.data.phased import Continued, PhasedDataset
 from headrace.data.phased_mixture import phased_dataset
-from headrace.data.strands import Orders, shuffle_components
 from headrace.errors import ConfigError
 from headrace.feed import DataLoader
 from headrace.mix import BatchSchedule

@@ -41,7 +41,17 @@ from headrace.config.writing import FREE_FIELDS, dump
 from headrace.data.async_dataset import AsyncDataset
 from headrace.data.budgets import OpenBytes
 from headrace.data.columns import ColumnConfig, check_column_name, columns_by_component
-from headrace.data.component import Account, account, component_sides, stored_rows, subset_side
+from headrace.data.component import (
+    Account,
+    Orders,
+    RowScores,
+    account,
+    component_sides,
+    shuffle_components,
+    stored_rows,
+    subset_side,
+    too_many_hosts,
+)
 from headrace.data.dataset import PlannedDataset
 from headrace.data.mixture import MixtureDataset, mixture_of, require_steps
 from headrace.data.packed_store import StoredDataset
@@ -49,7 +59,6 @@ from headrace.data.phased import PhasedDataset, RunDataset
 from headrace.data.phased_mixture import phased_dataset
 from headrace.data.row_scores import row_scores
 from headrace.data.row_tokens import RowTokens, counted_plan
-from headrace.data.strands import Orders, RowScores, shuffle_components, too_many_hosts
 from headrace.errors import ConfigError, check_at_least, check_choice, command_line, did_you_mean
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.mix.blend import is_size_rule

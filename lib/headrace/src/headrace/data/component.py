@@ -1,31 +1,56 @@
-"""One component of a run: its stored rows, its train and validation side, and where each token
-goes.
+"""The components of a run: from caches to rows in their own orders.
 
-Everything that is dropped is counted: ``tokens + repeated_tokens = train_tokens + validation_tokens
-+ unused_tokens + removed_tokens + dropped_tokens``.
+1. :func:`stored_rows`: the rows of a cache.
+2. :func:`component_sides` and :func:`subset_side`: what is held out of them, and trained on.
+3. :func:`shuffle_components`: all in their orders. The strands of braids depend on all components
+   together: on the memory budget of the job, the largest batch, and the largest share that each
+   component ever has in a planned stage (:func:`~headrace.mix.stages.plan_shares`); in shuffled
+   stores, on the most hosts of the run instead of the budget. A component keeps its strands from
+   stage to stage. Components that an amendment adds get their share of the budget in addition,
+   because the strands of the others are part of the past.
+4. :func:`account`: where each token goes. Everything that is dropped is counted: ``tokens +
+   repeated_tokens = train_tokens + validation_tokens + unused_tokens + removed_tokens +
+   dropped_tokens``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any, cast
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import accumulate
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
+from headrace.data.async_dataset import AsyncDataset
 from headrace.data.columns import Column, ColumnConfig
 from headrace.data.dataset import PlannedDataset
 from headrace.data.documents import DocumentFilter, removed_by
 from headrace.data.packed import PackedTokenDataset
 from headrace.data.packed_store import PackedStoreDataset, StoredDataset
 from headrace.data.saved_filters import RemovedDocuments
-from headrace.data.token_seq import TokenSeqDataset, is_of_pairs
+from headrace.data.token_seq import TokenSeqDataset, is_of_pairs, stored_dataset
 from headrace.errors import ConfigError
+from headrace.mix.plan import Plan
+from headrace.mix.stages import plan_shares
+from headrace.order.braid import FEW_BLOCKS
 from headrace.order.holdout import HoldOut, ValidationConfig
 from headrace.order.intervals import chunks_of
-from headrace.order.order import Slice
+from headrace.order.order import Order, Slice
 from headrace.order.seeds import derive
+from headrace.order.shuffle_config import (
+    MAX_HOSTS,
+    BraidShuffleConfig,
+    RowsToOrder,
+    Scores,
+    Shuffle,
+    ShuffleConfig,
+    Strands,
+    resolve_strands,
+    shuffle_of,
+)
 from headrace.order.subset import LEAST_BLOCKS, Subset, SubsetConfig
 from headrace.pack.spec import PackingConfig
 from headrace.store.cache import TokenCache
@@ -295,6 +320,241 @@ def subset_side(
         length, rows, block=block, seed=derive(subset.seed, name), blocks=train.full_blocks(block)
     )
     return train.block_aligned(block).reordered(order)
+
+
+RowScores: TypeAlias = Callable[[PlannedDataset], Scores]
+"""Computes a score for each row of a component."""
+
+
+@dataclass(frozen=True)
+class Orders:
+    """How the rows of each component of a run are split and ordered.
+
+    Attributes:
+        seed: Seed of all shuffles, which the name of a component makes its own.
+        shuffles: How each component is shuffled. Braids without ``strands`` share one budget;
+            others keep their number. If rows change their length, a block has the same tokens in
+            all phases, and ``io_block_size`` counts rows of the first phase.
+        own_shuffles: Components whose shuffle is set under their own name, for errors.
+        validation: What is held out of components, by name, with its path in the config; several
+            phases only.
+        max_hosts: The most hosts of the run, from which strands of components in shuffled stores
+            follow; None: these have strands like others.
+        scores: What computes the scores of rows, for components whose shuffle is by a number; one
+            phase only.
+    """
+
+    seed: int
+    shuffles: Mapping[str, ShuffleConfig | Shuffle]
+    own_shuffles: Collection[str] = ()
+    validation: Mapping[str, tuple[ValidationConfig, str]] = field(
+        default_factory=dict[str, tuple[ValidationConfig, str]]
+    )
+    max_hosts: int | None = MAX_HOSTS
+    scores: Mapping[str, RowScores] = field(default_factory=dict[str, RowScores])
+
+
+def shuffle_components(
+    components: Mapping[str, PlannedDataset], plan: Plan, orders: Orders
+) -> dict[str, PlannedDataset]:
+    """Each component in its own order, keyed by the seed and its name.
+
+    Args:
+        components: Datasets in stored order.
+        plan: A component's strands depend on its largest share in the planned stages, or in the
+            first amendment that uses it, so later amendments do not change its order; and on the
+            largest batch.
+        orders: How each is shuffled.
+
+    Raises:
+        ConfigError: more strands than examples, or a budget that is less than one block of each
+            component.
+    """
+    resolved = {name: shuffle_of(orders.shuffles[name]) for name in components}
+    braided = {name: shuffle for name, shuffle in resolved.items() if shuffle.in_strands}
+    hosts = {
+        name: orders.max_hosts
+        if components[name].in_shuffled_store and shuffle.chooses_strands
+        else None
+        for name, shuffle in braided.items()
+    }
+    strands = _resolve_braids(components, braided, hosts, plan, orders.own_shuffles)
+    result: dict[str, PlannedDataset] = {}
+    for name, dataset in components.items():
+        shuffle = resolved[name]
+        if shuffle.in_strands and name not in strands:
+            raise ConfigError(
+                "has no weight in any stage", field=f"components.{name}.weight", cure="Give it one."
+            )
+        with placed([name], orders.own_shuffles, shuffle):
+            key = derive(orders.seed, "component", name)
+            if hosts.get(name) is not None and stored_dataset(dataset).run_blocks > 1:
+                # Few runs would be in nearly the same order in each epoch
+                blocks = _length(dataset) // _block_rows(dataset, shuffle)
+                most = blocks // max(strands[name].number, FEW_BLOCKS)
+                shuffle = shuffle.in_runs(max(min(stored_dataset(dataset).run_blocks, most), 1))
+            result[name] = _shuffled(
+                dataset, shuffle, key, strands.get(name), orders.scores.get(name)
+            )
+    return result
+
+
+def _shuffled(
+    dataset: PlannedDataset,
+    shuffle: Shuffle,
+    seed: int,
+    strands: Strands | None,
+    scores: RowScores | None,
+) -> PlannedDataset:
+    block = 0
+    if shuffle.in_blocks:
+        block = (
+            dataset.default_io_block_size()
+            if shuffle.io_block_size is None
+            else shuffle.io_block_size
+        )
+        dataset = dataset.block_aligned(block)
+    of_rows = None if scores is None else scores(dataset)
+    order = shuffle.order(RowsToOrder(_length(dataset), seed, block, strands, of_rows))
+    return dataset.reordered(order) if order.reorders else dataset
+
+
+@contextmanager
+def placed(names: Sequence[str], own_shuffles: Collection[str], shuffle: Shuffle) -> Iterator[None]:
+    """Renames errors about shuffle fields of these components to their paths in the config."""
+    try:
+        yield
+    except ConfigError as error:
+        if error.field not in shuffle.fields:
+            raise
+        field = f"components.{names[0]}.shuffle" if set(names) <= set(own_shuffles) else "shuffle"
+        raise error.but(field=f"{field}.{error.field}") from error
+
+
+def _resolve_braids(
+    components: Mapping[str, PlannedDataset] | Mapping[str, Order],
+    braided: Mapping[str, Shuffle],
+    hosts: Mapping[str, int | None],
+    plan: Plan,
+    own_shuffles: Collection[str],
+) -> dict[str, Strands]:
+    """Strands of each braided component that some stage uses, those of planned stages first:
+    strands are numbered through in this order. Orders suffice where no config has a budget of
+    bytes.
+    """
+    orders: dict[str, tuple[int, float]] = {}
+    planned = len(plan.stages) if plan.planned is None else plan.planned
+    for stages in (plan.stages[:planned], *([stage] for stage in plan.stages[planned:])):
+        shares = plan_shares(stages)
+        new = [name for name in shares.largest if name in braided and name not in orders]
+        by_config: dict[tuple[int | None, int | None, int | None], list[str]] = {}
+        for name in new:  # each kind as if it were alone, at its share of the batch
+            kind = (braided[name].strands, braided[name].budget_bytes, hosts[name])
+            by_config.setdefault(kind, []).append(name)
+        resolved: dict[str, tuple[int, float]] = {}
+        for (strands, budget, most_hosts), names in by_config.items():
+            with placed(names, own_shuffles, braided[names[0]]):
+                block_bytes = None
+                if budget is not None:
+                    block_bytes = np.asarray(
+                        [_block_bytes(components[n], braided[n]) for n in names]
+                    )
+                    # an amendment: its share of the budget, but a block for each component at least
+                    if orders:
+                        share = sum(shares.largest[n] for n in names)
+                        budget = max(int(budget * min(share, 1.0)), int(block_bytes.sum()))
+                strand_plan = resolve_strands(
+                    np.asarray([_length(components[n]) for n in names], np.int64),
+                    np.asarray([shares.largest[n] for n in names]),
+                    batch_size=plan.batch.max_size,
+                    strands=strands,
+                    budget_bytes=budget,
+                    block_bytes=block_bytes,
+                    usual_shares=None
+                    if shares.usual is None
+                    else np.asarray([shares.usual[n] for n in names]),
+                    hosts=most_hosts,
+                    block_rows=1
+                    if most_hosts is None
+                    else np.asarray([_block_rows(components[n], braided[n]) for n in names]),
+                    sources=len(new),
+                )
+            counts = strand_plan.strands.tolist()
+            laps = strand_plan.laps.tolist()
+            resolved |= dict(zip(names, zip(counts, laps, strict=True), strict=True))
+        orders |= {name: resolved[name] for name in new}
+    first = accumulate((count for count, _ in orders.values()), initial=0)
+    return {
+        name: Strands(count, lap, begin)
+        for (name, (count, lap)), begin in zip(orders.items(), first, strict=False)
+    }
+
+
+def _length(dataset: PlannedDataset | Order) -> int:
+    assert dataset.length is not None  # a component is repeated after it is shuffled
+    return dataset.length
+
+
+def _block_bytes(dataset: PlannedDataset | Order, shuffle: Shuffle) -> int:
+    planned = cast(PlannedDataset, dataset)  # budgets are of configs
+    return _block_rows(planned, shuffle) * planned.row_bytes
+
+
+def _block_rows(dataset: PlannedDataset | Order, shuffle: Shuffle) -> int:
+    """Rows of a block; those of an order are known."""
+    return shuffle.io_block_size or cast(PlannedDataset, dataset).default_io_block_size()
+
+
+def too_many_hosts(
+    components: Mapping[str, PlannedDataset], max_hosts: int | None, hosts: int
+) -> str | None:
+    """What more hosts than ``max_hosts`` do to a run; None if they do nothing, as there are no more
+    or no component in a shuffled store.
+    """
+    shuffled = [name for name, dataset in components.items() if dataset.in_shuffled_store]
+    if max_hosts is None or hosts <= max_hosts or not shuffled:
+        return None
+    return (
+        f"is less than the {hosts:,} hosts: strands of components in shuffled stores"
+        f" ({', '.join(shuffled[:4])}) are for {max_hosts:,}, and hosts share their blocks"
+    )
+
+
+def share_strands(
+    components: Mapping[str, AsyncDataset[Any]], plan: Plan
+) -> dict[str, AsyncDataset[Any]]:
+    """The components of a mixture, with pending orders resolved as in :func:`shuffle_components`.
+
+    Example:
+        >>> import headrace.testing
+        >>> from headrace.data.token_seq import TokenSeqDataset
+        >>> from headrace.mix.plan import plan_of
+        >>> from headrace.mix.schedule import BatchSchedule
+        >>> rows = TokenSeqDataset(
+        ...     headrace.testing.tiny_cache(documents=1000), seq_len=8
+        ... ).braid_shuffle(seed=0)
+        >>> plan = plan_of({"a": 3, "b": 1}, "quota", ["a", "b"], BatchSchedule(16))
+        >>> shared = share_strands({"a": rows, "b": rows}, plan)
+        >>> [dataset.shuffle_order().strands for dataset in shared.values()]
+        [96, 32]
+    """
+    pending = {
+        name: order for name, d in components.items() if (order := d.pending_order) is not None
+    }
+    if not pending:
+        return dict(components)
+    braided = {
+        n: BraidShuffleConfig(io_block_size=o.io_block_size, run_blocks=o.run_blocks)
+        for n, o in pending.items()
+    }
+    hosts = {n: o.hosts for n, o in pending.items()}
+    shared = _resolve_braids(pending, braided, hosts, plan, ())
+
+    def shuffle(name: str, order: Order) -> Order:
+        key = derive(pending[name].seed, "component", name)
+        return braided[name].order(RowsToOrder(len(order), key, order.io_block_size, shared[name]))
+
+    return {n: d.settled(partial(shuffle, n)) if n in pending else d for n, d in components.items()}
 
 
 _CHUNK = 1 << 14  # rows whose segments are read together

@@ -24,10 +24,10 @@ from jaxtyping import Bool, Float32, Float64, Int64
 
 from headrace.data.async_dataset import AsyncDataset, check_dataset
 from headrace.data.columns import run_columns
+from headrace.data.component import share_strands
 from headrace.data.dataset import PlannedDataset, WrappingDataset
 from headrace.data.row_tokens import MixtureTokens, counted_plan
 from headrace.data.rows import Explained, Rows, RowSource
-from headrace.data.strands import share_strands
 from headrace.data.token_seq import stored_dataset
 from headrace.errors import (
     ConfigError,

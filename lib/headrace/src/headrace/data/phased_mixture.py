@@ -17,13 +17,19 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from jaxtyping import Int64
 
-from headrace.data.component import component_sides, naming_split, split_sides
+from headrace.data.component import (
+    Orders,
+    component_sides,
+    naming_split,
+    placed,
+    shuffle_components,
+    split_sides,
+)
 from headrace.data.dataset import PlannedDataset, WrappingDataset
 from headrace.data.mixture import MixtureDataset
 from headrace.data.packed import LeftPieces, PackedRows, PackedTokenDataset, pack_left
 from headrace.data.phased import Continued, PhasedDataset
 from headrace.data.rows import FurtherRows, Pieces, Rows, RowSource
-from headrace.data.strands import Orders, placed, shuffle_components
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
 from headrace.mix.phases import (
@@ -56,7 +62,7 @@ def phased_dataset(
     Raises:
         ConfigError: rows that are longer than the data; else as for
             :class:`~headrace.data.mixture.MixtureDataset` and
-            :func:`~headrace.data.strands.shuffle_components`.
+            :func:`~headrace.data.component.shuffle_components`.
     """
     lengths = [length for _, length in plan.phases]
     courses: dict[str, _Course] = {}

@@ -66,8 +66,8 @@ from headrace.analysis.simulate.forecast import HostForecast
 from headrace.config.component import ComponentConfig
 from headrace.data.attributes import DOCUMENT
 from headrace.data.buckets import BucketsConfig
+from headrace.data.component import too_many_hosts
 from headrace.data.dataset import PlannedDataset
-from headrace.data.strands import too_many_hosts
 from headrace.data.token_seq import stored_dataset
 from headrace.errors import HeadraceError, SourceError, command_line, format_count
 from headrace.ingest.first_look import in_words, with_same_fault
