@@ -157,7 +157,10 @@ def command(
     chosen = _chosen(opened, document, by_id, id_leaf, quiet=as_json)
     numbers = _drawn(opened, samples, seed) if chosen is None else chosen[:_SHOWN_MATCHES]
     all_samples = [sample(opened, decoder, i, whole=chosen is not None) for i in numbers]
-    statistics = show.attribute_statistics(opened, parse_attributes(attributes))
+    statistics = [
+        show.attribute_statistics(opened, name, config)
+        for name, config in parse_attributes(attributes).items()
+    ]
     facts: dict[str, Any] = {}
     if chosen is None:
         with working("reading lengths and tokens"):

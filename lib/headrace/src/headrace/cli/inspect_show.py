@@ -330,20 +330,14 @@ class AttributeStatistics:
 
 
 def attribute_statistics(
-    cache: TokenCache, attributes: Mapping[str, AttributeConfig]
-) -> list[AttributeStatistics]:
-    """Joins attributes to a cache and counts their values.
+    cache: TokenCache, name: str, config: AttributeConfig
+) -> AttributeStatistics:
+    """Joins an attribute to a cache and counts its values.
 
     Raises:
         ConfigError: as :func:`~headrace.data.attributes.joined_attribute`, named as on the command
             line.
     """
-    return [_attribute_statistics(cache, name, config) for name, config in attributes.items()]
-
-
-def _attribute_statistics(
-    cache: TokenCache, name: str, config: AttributeConfig
-) -> AttributeStatistics:
     from headrace.data.attributes import joined_attribute
 
     with working(f"joining {name}"), errors_at(f"--attributes {name}: "):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from headrace.config.writing import CONFIG_SUFFIXES
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, check_choice
 
 if TYPE_CHECKING:
     from headrace.config.lm_data import LmDataConfig
@@ -106,7 +106,6 @@ def parse_format(text: str | None) -> FormatConfig | None:
         >>> parse_format("levanter,eos_id=0").eos_id
         0
     """
-    from headrace.errors import ConfigError, check_choice
     from headrace.store.layouts import FormatConfig
 
     if text is None:

@@ -73,10 +73,13 @@ def diff(
         headrace run diff runs/1 run.yaml
     """
     from headrace.run.anchors import last_checkpoint
+    from headrace.run.changes import config_of_run, newer_snapshots
 
     edit = _Edit(run, config, settings or [], step, newest_caches)
     lock, changes, steps_done, edited = edit.compared()
-    newer = [] if newest_caches else _newer_caches(lock, edited)
+    newer: list[str] = []
+    if lock.config is not None and not newest_caches:
+        newer = sorted(newer_snapshots(config_of_run(lock, edited), lock))
     if as_json:
         facts = _facts(changes, run, config, steps_done)
         facts |= {"plan": changes.plan if resolved else None, "newer_caches": newer}
@@ -222,16 +225,6 @@ def _write(
             raise error.but(cure=(error.cure or "").replace(general, edit.command())) from None
 
 
-def _check_names(lock: RunLock, amendment: AmendmentConfig) -> None:
-    """Raises ConfigError for a name that the run does not have, before a wait for its job."""
-    from headrace.mix.stage_config import with_amendment
-
-    if lock.config is not None:
-        locked = lock.run_config
-        amendments = with_amendment(locked.amendments, amendment)
-        replace(locked, amendments=amendments).plan()
-
-
 @contextmanager
 def _named_as_typed() -> Iterator[None]:
     """Errors name the options, not the amendment that these make: --skip[1]."""
@@ -256,11 +249,28 @@ def _ask_as_typed(
     as_json: bool,
 ) -> None:
     """Asks a running job for the changes that were typed as options."""
+    from headrace.mix.stage_config import AmendmentConfig, check_plan, with_amendment
     from headrace.run.steering import Request
 
     lock = lock_in(run, "RUN")
-    amendment = _typed_amendment(step, weights, skip, drop, caches)
-    _check_names(lock, amendment)
+    skipped = [[*range_of_steps("--skip", pair)] for pair in skip]
+    if step is None and skipped:
+        step = min(first for first, _ in skipped)
+    if step is None:
+        raise ConfigError("is missing", field="--step", cure=_STEP_CURE)
+    cure = "Type names with numbers:"
+    snapshots = named_values(
+        "--caches", _listed(caches), _snapshots, "is no snapshot", f"{cure} --caches web=3,code=2."
+    )
+    weighed = named_values(
+        "--weights", _listed(weights), _weight, "is no weight", f"{cure} --weights web=2,code=1."
+    )
+    amendment = AmendmentConfig(step, weights=weighed, drop=drop, caches=snapshots, skip=skipped)
+    check_plan([], [amendment])
+    if lock.config is not None:
+        # refuses a name that the run does not have before a wait for its job
+        amendments = with_amendment(lock.run_config.amendments, amendment)
+        replace(lock.run_config, amendments=amendments).plan()
     _ask(run, amendment, Request.of(amendment, {}), wait, as_json)
 
 
@@ -361,32 +371,6 @@ def _ask_as_edited(
             say(f"{edit.run} goes on so already: the job did it when it was asked before.")
 
 
-def _typed_amendment(
-    step: int | None,
-    weights: str | None,
-    skip: list[str],
-    drop: list[str],
-    caches: str | None,
-) -> AmendmentConfig:
-    from headrace.mix.stage_config import AmendmentConfig, check_plan
-
-    skipped = [[*range_of_steps("--skip", pair)] for pair in skip]
-    if step is None and skipped:
-        step = min(first for first, _ in skipped)
-    if step is None:
-        raise ConfigError("is missing", field="--step", cure=_STEP_CURE)
-    cure = "Type names with numbers:"
-    snapshots = named_values(
-        "--caches", _listed(caches), _snapshots, "is no snapshot", f"{cure} --caches web=3,code=2."
-    )
-    weighed = named_values(
-        "--weights", _listed(weights), _weight, "is no weight", f"{cure} --weights web=2,code=1."
-    )
-    amendment = AmendmentConfig(step, weights=weighed, drop=drop, caches=snapshots, skip=skipped)
-    check_plan([], [amendment])
-    return amendment
-
-
 def _listed(typed: str | None) -> list[str]:
     return typed.split(",") if typed else []
 
@@ -482,15 +466,6 @@ def _show_amendment(amendment: AmendmentConfig, amended: LmDataConfig | None) ->
     has_learned = amended is not None and any(one.measured for one in amended.amendments)
     if amendment.weights and has_learned:
         console.print("These weights take the place of those that the run has learned.")
-
-
-def _newer_caches(lock: RunLock, edited: LmDataConfig) -> list[str]:
-    """Components whose caches have changed since the run read their state."""
-    from headrace.run.changes import config_of_run, newer_snapshots
-
-    if lock.config is None:
-        return []
-    return sorted(newer_snapshots(config_of_run(lock, edited), lock))
 
 
 def _fields_of(amendment: AmendmentConfig) -> dict[str, Any]:

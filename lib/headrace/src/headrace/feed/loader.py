@@ -345,7 +345,8 @@ class DataLoader(BatchOrder):
                 gate.leave(error)
             raise
         # 2. How many batches are ready or being made, and how many of them in a group.
-        batch_bytes = self._batch_bytes(delivery)
+        rows = self.placement.local_rows(self.schedule.max_size).size
+        batch_bytes = max(rows * delivery.row_bytes, 1)  # of the largest on this host
         ready = int(np.clip(self.prefetch_bytes // 8 // batch_bytes, 1, _MAX_READY))
         # One group is taken, one ready, one delivered, the others gathered; without room for four,
         # batches come singly
@@ -488,11 +489,6 @@ class DataLoader(BatchOrder):
         raise ConfigError(
             "cannot be pickled: it holds devices and threads", field="loader", cure=cure
         )
-
-    def _batch_bytes(self, delivery: Delivery) -> int:
-        """Bytes of the largest batch on this host."""
-        rows = self.placement.local_rows(self.schedule.max_size).size
-        return max(rows * delivery.row_bytes, 1)
 
     def _checked_step(self, step: int) -> int:
         step = as_whole("step", step)

@@ -19,7 +19,7 @@ from headrace.errors import CacheError, ConfigError, check_at_least
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.store.cache import TokenCache
 from headrace.store.layout import MASKS, CacheLayout, LeafSpec
-from headrace.store.layouts import FormatConfig, find_layout
+from headrace.store.layouts import find_layout
 from headrace.store.ledger import SHUFFLED, UNDESCRIBED, Ledger, read_ledger
 from headrace.store.ledger_table import LeafRecord, PartRecord
 from headrace.store.missing import what_is_there
@@ -93,26 +93,23 @@ def planned_caches(config: LmDataConfig, *, look: bool = True) -> PlannedCaches:
     first = next(iter(there), None)
     existing = None if first is None else config.components[first].caches[0]
     vocabulary, eos_id = _tokens_of(config, existing)
-    chunks = {name: _planned_chunks(config.components[name].format) for name in missing}
-    caches = {
-        name: virtual_cache(
+    caches: dict[str, TokenCache] = {}
+    for name in missing:
+        settings = config.components[name].format
+        chunks = None  # of another system's cache: None are those of headrace's
+        if settings is not None and settings.name is not None:
+            chunks = settings.layout().planned
+        caches[name] = virtual_cache(
             name,
             declared[name],
             vocab_size=vocabulary,
-            layout=chunks[name],
-            described=chunks[name] is None,
+            layout=chunks,
+            described=chunks is None,
             eos_id=eos_id,
             leaves=_leaves_of(config, name),
         )
-        for name in missing
-    }
     unpacked = tuple(name for name in missing if config.components[name].packing is not None)
     return PlannedCaches(caches, declared, _as_streams(config, unpacked), unpacked)
-
-
-def _planned_chunks(settings: FormatConfig | None) -> CacheLayout | None:
-    """Chunks of a cache of another system that does not exist yet; None: those of headrace's."""
-    return None if settings is None or settings.name is None else settings.layout().planned
 
 
 def virtual_cache(
