@@ -55,7 +55,7 @@ from headrace.mix.schedule import (
     RowOrder,
 )
 from headrace.order.residency import checked_budget
-from headrace.store import files
+from headrace.store.array import check_same_process
 from headrace.store.retry import request_counts
 
 DEFAULT_PREFETCH_BYTES = 1 << 30
@@ -583,7 +583,7 @@ class Delivery:
         horizon: Horizon | None = None,
     ) -> BatchReader:
         """A reader of this process's part of the batches."""
-        files.check_same_process()  # neither the stores' threads nor jax survive a fork
+        check_same_process()  # neither the stores' threads nor jax survive a fork
         return open_batch_reader(
             self.order,
             self._reads,

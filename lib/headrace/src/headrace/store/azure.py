@@ -2,8 +2,8 @@
 
 TensorStore has no driver for Azure, so obstore's client takes its place where
 :mod:`headrace.store.requests` asks for bytes (:class:`Blobs`), and where
-:mod:`headrace.store.files` reads small files (:func:`filesystem`). It sends each request once: what
-is asked again, when and for how long is decided by the callers, as for the other stores. Its
+:mod:`headrace.store.remote` reads small files (:func:`filesystem`). It sends each request once:
+what is asked again, when and for how long is decided by the callers, as for the other stores. Its
 requests are tasks of the loop of :mod:`headrace.store.requests`, and end with it. It would follow
 redirects, which Azure does not send; chunks are checked all the same.
 

@@ -38,12 +38,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar, cast
 
-from headrace.errors import CacheCorruptError, CacheError, ReadError, SourceError
+from headrace.errors import CacheCorruptError, CacheError, SourceError
 from headrace.store import remote, retry
 from headrace.store.location import Location
 
 T = TypeVar("T")
-
 _OLD_S = 24 * 3600
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM)
 
@@ -350,31 +349,6 @@ def kvstore_spec(url: str) -> dict[str, Any]:
     location = Location.parse(url)
     spec = location.kvstore()
     return spec if location.is_local else remote.with_server(spec, location)
-
-
-_first_process: int | None = None  # the first that used TensorStore
-
-
-def check_same_process() -> None:
-    """Checks the process before TensorStore is used; costs 0.1 us.
-
-    Raises:
-        ReadError: a parent of this process has used it, then forked.
-    """
-    global _first_process
-    process = os.getpid()
-    if _first_process is None:
-        _first_process = process
-    elif _first_process != process:
-        raise ReadError(
-            f"reads in a process that was forked from process {_first_process}, whose reading"
-            " threads it does not have",
-            field="process",
-            value=process,
-            cure='Start such processes with multiprocessing.get_context("spawn") or "forkserver",'
-            " or fork before the first read;"
-            " in a torch DataLoader: multiprocessing_context='spawn'.",
-        )
 
 
 def free_bytes(path: Path) -> str:

@@ -23,6 +23,7 @@ import tensorstore as ts
 
 from headrace.errors import CacheError, ConfigError
 from headrace.store import files, remote, retry
+from headrace.store.array import check_same_process
 from headrace.store.layout import (
     MOST_NAMED_CHUNKS,
     TOKENS,
@@ -389,7 +390,7 @@ def created_array(url: str, metadata: Mapping[str, Any], *, resume: bool) -> Any
         CacheError: it cannot be written.
         ReadError: this process was forked from one that has used TensorStore.
     """
-    files.check_same_process()
+    check_same_process()
     spec = {"driver": "zarr3", "kvstore": files.kvstore_spec(url), "metadata": metadata}
     future = ts.open(spec, create=True, open=resume, context=_writing_context())
     return written(future, url)

@@ -56,7 +56,6 @@ from headrace.store.location import Location
 T = TypeVar("T")
 _MOST_DELETED = 500  # objects in one request
 _EXTRA_OF_SCHEME = {"gs": "gcs", "s3": "s3"}
-
 _VERSION_KEYS = (
     "etag",
     "ETag",
