@@ -552,7 +552,9 @@ def share_strands(
 
     def shuffle(name: str, order: Order) -> Order:
         key = derive(pending[name].seed, "component", name)
-        return braided[name].order(RowsToOrder(len(order), key, order.io_block_size, shared[name]))
+        return braided[name].order(
+            RowsToOrder(order.length, key, order.io_block_size, shared[name])
+        )
 
     return {n: d.settled(partial(shuffle, n)) if n in pending else d for n, d in components.items()}
 

@@ -448,7 +448,7 @@ class ReorderedDataset(WrappingDataset):
 
     @property
     def length(self) -> int | None:
-        return None if self.order.endless else len(self.order)
+        return None if self.order.endless else self.order.length
 
     def reordered(self, order: Order) -> PlannedDataset:
         pending = self.pending_order

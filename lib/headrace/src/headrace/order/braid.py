@@ -267,7 +267,7 @@ class BraidTable:
         Raises:
             ConfigError: an empty component.
         """
-        check_not_empty(np.asarray([len(order) for order in orders], np.int64))
+        check_not_empty(np.asarray([order.length for order in orders], np.int64))
         return cls(_spec_of(orders))
 
     @cached_property
