@@ -99,7 +99,6 @@ def test_a_cache_grows(folder: Path):
 def test_a_copied_store_that_names_its_tokenizer_alone_is_copied_with_it(
     folder: Path, options: list[str]
 ):
-    pytest.importorskip("headrace_levanter")
     pytest.importorskip("headrace_compat")
     np.save("theirs.npy", np.array([72, 105, 256, 72, 256], np.uint16))
     run("cache", "consolidate", "theirs.npy", "web2", "--format", "npy,dtype=uint16,eos_id=256")
@@ -110,6 +109,10 @@ def test_a_copied_store_that_names_its_tokenizer_alone_is_copied_with_it(
     assert command[0] == "headrace"
     run(*("bytes" if word == "FILE" else word for word in command[1:]))
     assert "Built NEW/appended/1: 8 documents" in run(*append, "NEW")
+    consolidate = ("cache", "consolidate", "--format", "npy,dtype=uint16,eos_id=256", "-t", "bytes")
+    run(*consolidate, "theirs.npy", "web3")
+    assert "Built web3/appended/1: 8 documents" in run(*append, "web3")
+    assert "the cache keeps its own" in error_of("cache", "consolidate", "NEW", "x", "-t", "bytes")
 
 
 def test_runs_go_on_and_are_extended(folder: Path):

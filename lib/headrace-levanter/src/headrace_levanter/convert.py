@@ -5,17 +5,14 @@ headrace's.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 
-from headrace.cli.consolidate import copying
+from headrace.cli.consolidate import copying, stated_tokenizer
 from headrace.cli.options import AsJson
 from headrace.cli.shown import say
-from headrace.errors import format_count
-
-if TYPE_CHECKING:
-    from headrace.store.cache import TokenCache
+from headrace.errors import ConfigError, format_count
 
 ChunkLayout: TypeAlias = Literal["headrace", "levanter"]
 
@@ -76,7 +73,11 @@ def command(
     if dtype is not None:
         CacheLayout(dtype).check_tokens()
     source = open_cache(cache)
-    stated = None if tokenizer is None else _stated(source, layout, tokenizer)
+    if tokenizer is not None and layout == "levanter":
+        problem = "cannot be stored: Levanter's format has no place for it"
+        cure = "Leave --tokenizer out."
+        raise ConfigError(problem, field="tokenizer", value=tokenizer, cure=cure)
+    stated = None if tokenizer is None else stated_tokenizer(source, tokenizer)
     with copying("converting", source, show=not as_json) as advance:
         if layout == "levanter":
             ledger = write_levanter(
@@ -96,47 +97,3 @@ def command(
         else f"Wrote {output} in {layout}'s format:"
         f" {format_count(documents, 'document')}, {tokens:,} tokens."
     )
-
-
-def _stated(
-    cache: TokenCache, layout: ChunkLayout, path: str
-) -> tuple[dict[str, Any], bytes | None]:
-    """Record and file of the tokenizer that the user names for a cache that does
-    not keep its own.
-    """
-    from headrace.errors import ConfigError
-    from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer, named_only
-
-    record = cache.ledger.tokenizer
-    if layout == "levanter" or not named_only(record):
-        why = (
-            "Levanter's format has no place for it"
-            if layout == "levanter"
-            else "the cache keeps its own"
-        )
-        raise ConfigError(
-            f"cannot be stored: {why}", field="tokenizer", value=path, cure="Leave --tokenizer out."
-        )
-    plain = load_tokenizer(TokenizerConfig(path, bos="none", eos="none"))
-    plain.check_same(record, cache.path)
-    own_ids = {
-        role: record[f"{role}_id"] for role in ("bos", "eos") if record[f"{role}_id"] is not None
-    }
-    if any(i >= plain.vocab_size for i in own_ids.values()):
-        return plain.record(), plain.content
-    own = {role: plain.decode([token]) for role, token in own_ids.items()}
-    try:
-        tokenizer = load_tokenizer(
-            TokenizerConfig(path, bos=own.get("bos", "none"), eos=own.get("eos", "none"))
-        )
-    except ConfigError as error:
-        role = str(error.field).rpartition(".")[2]
-        verb = {"bos": "begins", "eos": "ends"}[role]
-        raise ConfigError(
-            f"cannot be the tokenizer of {cache.path}: its first document {verb} with id"
-            f" {own_ids[role]}, no special token here",
-            field="tokenizer",
-            value=path,
-            cure=f"Name the one with which it was built ({record.get('path')!r}).",
-        ) from error
-    return tokenizer.record(), tokenizer.content

@@ -254,7 +254,7 @@ def _tokenizer(output: str, ledger: Ledger, given: Mapping[str, Any]) -> Tokeniz
     """
     record = ledger.tokenizer
     if named_only(record):
-        copy = command_line("cache convert", output, "NEW", layout="headrace", tokenizer="FILE")
+        copy = command_line("cache consolidate", output, "NEW", tokenizer="FILE")
         problem = f"keeps only the name of its tokenizer, {record['path']!r}"
         if record["path"] == UNNAMED:
             problem = "keeps no tokenizer, and not the name of one"
