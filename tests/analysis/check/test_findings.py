@@ -274,6 +274,20 @@ def test_neighbours_of_a_shuffled_store_are_alike_only_within_documents(here, sh
     assert 1.0 < ratios[shuffled][1] < 1.2
 
 
+def test_a_point_that_is_not_reached_is_one_that_the_user_wrote(tmp_path):
+    """Of a cosine, not the end of one of the straight pieces that it becomes."""
+    cache = write_cache(tmp_path / "web", [[np.arange(40, dtype=np.uint8)] * 50]).path
+    written = {"cosine": {0: 1, 100: 3, 1000: 2}, "linear": {0: 1, 1000: 2}}
+    for kind, points in written.items():
+        parts = {
+            "a": ComponentConfig(cache, weight={kind: points}),
+            "b": ComponentConfig(cache, weight=1),
+        }
+        config = LmDataConfig(parts, seq_len=8, batch_size=2, num_steps=150)
+        said = {f.rule: str(f) for f in findings(RunPlan.of(config, hosts=[1]))}
+        assert "has a point at step 1,000, and" in said["weight_not_reached"]
+
+
 def test_rows_that_end_with_small_parts_leave_tokens_out(tmp_path):
     """Of a part, what fills no row is in none; both cures bring nearly all tokens into rows."""
     documents = [np.arange(40, dtype=np.uint8)] * 5
@@ -295,6 +309,9 @@ def test_rows_that_end_with_small_parts_leave_tokens_out(tmp_path):
     for cured in cures:
         assert left_out(dataclasses.replace(config, components=cured)) is None
     assert left_out(dataclasses.replace(config, seq_len=199)) is None  # a twohundredth
+    fiftieth = left_out(dataclasses.replace(config, seq_len=49))  # 4 tokens of 200
+    assert fiftieth is not None
+    assert "(2.0%)" in fiftieth
     longer = dataclasses.replace(config, seq_len=300)  # than any part
     with pytest.raises(ConfigError, match=f"headrace cache reshuffle {cache} COPY") as refused:
         longer.dataset()

@@ -299,6 +299,20 @@ def weight_from_config(obj: object, path: str = "weight") -> Weight:
     )
 
 
+def written_steps(obj: object) -> list[int]:
+    """The steps that a weight names as users write it: of a cosine, not those of its pieces.
+
+    Example:
+        >>> written_steps({"cosine": {0: 1.0, 1000: 3.0}}), written_steps(2.0)
+        ([0, 1000], [])
+    """
+    weight = weight_from_config(obj)
+    if isinstance(obj, Mapping) and "cosine" in obj:
+        points = sorted_points(cast("Mapping[str, object]", obj)["cosine"], weight.path)
+        return [step for step, _ in points]
+    return [*weight.breaks]
+
+
 def cosine_points(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     """Straight pieces that follow half a cosine from each point to the next.
 

@@ -73,7 +73,7 @@ from headrace.errors import HeadraceError, SourceError, command_line, format_cou
 from headrace.ingest.first_look import in_words, with_same_fault
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.mix.blend import without_repeats
-from headrace.mix.schedule import weight_from_config
+from headrace.mix.schedule import weight_from_config, written_steps
 from headrace.pack.spec import CUTTING
 from headrace.store.layouts import as_option
 from headrace.store.ledger import SHUFFLED, read_ledger
@@ -83,7 +83,7 @@ _SIZE_OFF = 0.02
 _SHARE_OFF = 0.05
 _UNTRAINED = 0.01
 _SKIPPED = 0.001
-_UNFILLED = 0.05
+_UNFILLED = 0.01
 _BLOCK_READS = 1.5
 
 
@@ -719,7 +719,7 @@ def _points_behind(plan: RunPlan) -> Iterator[_Advice]:
     for name, component in plan.sources.items():
         if not isinstance(component.weight, dict):
             continue
-        steps = weight_from_config(without_repeats({name: component.weight})[name]).breaks
+        steps = written_steps(without_repeats({name: component.weight})[name])
         late = [s for s in steps if s > plan.steps]  # a ramp may end where the run ends
         if late:
             yield (
