@@ -16,7 +16,9 @@ Every N steps a rule (:mod:`headrace.mix.online`) gets the losses since the last
 wants is bounded and rounded to exact fractions, and written into the lock as an amendment of the
 weights, together with what was measured. From then on the decision is a part of the plan: a run
 that is killed and goes on, on whatever hosts, draws the same batches without a loss, up to the last
-decision in the lock, and the state of the rule follows from the measurements in it.
+decision in the lock, and the state of the rule follows from the measurements in it. Losses since
+that decision are lost with the job: its next decision follows from those since the restart. It does
+not wait for a whole interval, or a job that is often killed would never decide.
 
 The losses must be equal in all processes, as sums over a sharded batch are; so are then the
 decisions, and all write the same lock.
