@@ -57,6 +57,24 @@ def test_a_page_for_a_config_and_for_a_run(headrace, config_file, tmp_path):
     assert words in html.unescape(page.read_text())
 
 
+@pytest.mark.parametrize("has_lock", [True, False])
+def test_commands_of_a_page_work_or_there_are_none(headrace, config_file, tmp_path, has_lock):
+    """Without a lock, a run's folder does not say which rows its steps have."""
+    config = load_config(str(config_file))
+    run = tmp_path / "run"
+    if has_lock:
+        open_run(str(run), config, 0)
+    with config.loader() as loader, RunLog(loader, run, config=config) as log:
+        for step, _ in enumerate(loader):
+            log(step)
+    page = tmp_path / "page.html"
+    assert headrace("run", "report", str(run), "--output", str(page)).code == 0
+    printed = set(re.findall(r"<code>(headrace run cat .*?)</code>", page.read_text()))
+    assert bool(printed) == has_lock
+    for command in map(html.unescape, printed):
+        assert headrace(*shlex.split(command)[1:], "--json").code == 0
+
+
 def test_json_of_a_config_with_settings(headrace, config_file):
     said = json.loads(
         headrace("run", "report", str(config_file), "num_steps=7", "--hosts", "2", "--json").out

@@ -192,13 +192,12 @@ def _rows_section(facts: ReportFacts, last: int, losses: Mapping[str, Points]) -
     commands = [[n.count(step), why[step], _rows_of(step, facts)] for step in sorted(why)]
     heads: list[tuple[str, Kind]] = [*columns("step"), ("what it is", "left"), ("its rows", "code")]
     blocks: list[Block] = [_some_rows(facts.plan, step, why[step]) for step in sorted(why)]
-    blocks.append(
-        Table(
-            heads,
-            commands,
-            "The commands that show all rows; a click in a chart adds that of its step",
-        )
-    )
+    if _rows_of(last, facts):
+        caption = "The commands that show all rows; a click in a chart adds that of its step"
+        blocks.append(Table(heads, commands, caption))
+    else:
+        why_none = "All rows of a step: give headrace run cat the run's config, a file"
+        blocks.append(Text(f"{why_none}. The folder has no lock with one.", quiet=True))
     return Section("rows", "Rows of a step", blocks)
 
 
@@ -595,8 +594,12 @@ def _not_measured(name: str) -> Section:
 
 
 def _rows_of(step: int, facts: ReportFacts) -> str:
-    """The command that shows the rows of a step."""
-    return command_line("run cat", facts.config_path or facts.folder, step=step)
+    """The command that shows the rows of a step; empty: the folder has no lock whose config says
+    them.
+    """
+    if facts.lock is None or facts.lock.config is None:
+        return ""
+    return command_line("run cat", facts.folder, step=step)
 
 
 def _shown_hosts(records: RunRecords) -> tuple[HostSeries, ...]:
