@@ -352,3 +352,16 @@ def test_an_empty_document_and_an_empty_cache(headrace: Run, tmp_path: Path):
 def test_a_leaf_that_no_id_can_be_in():
     with pytest.raises(ConfigError, match="no leaf of this name"):
         documents_with_ids(tiny_cache(documents=3), ["x"], "id")
+
+
+def test_the_padding_of_packs_has_no_id(headrace: Run, tmp_path: Path):
+    lines = [json.dumps({"text": "x" * (3 + i % 17), "n": i}) for i in range(40)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    cache, packed = f"{tmp_path}/c", f"{tmp_path}/packed"
+    leaf = ("--leaf", "n=n:int32")
+    assert headrace("build", f"{tmp_path}/a.jsonl", "-o", cache, "-t", "bytes", *leaf)[0] == 0
+    assert headrace("cache", "reshuffle", cache, packed, "--pack", "64")[0] == 0
+    for number in (0, 7):
+        id_ = ("--id", str(number), "--id-leaf", "n", "--json")
+        facts = json.loads(headrace("cache", "inspect", packed, *id_)[1])
+        assert facts["documents_with_id"] == [number]

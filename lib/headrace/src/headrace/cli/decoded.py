@@ -174,7 +174,9 @@ def documents_with_ids(
     positions: defaultdict[str, list[int]] = defaultdict(list)
     for start, lengths in _stretches(id_leaf):
         for position, value in _matches(id_leaf, id_of.keys(), start, lengths):
-            positions[id_of[value]].append(position)
+            # The padding of packs has zeros where documents have ids.
+            if cache.originals([position])[0] < cache.num_originals:
+                positions[id_of[value]].append(position)
         if advance is not None:
             advance(lengths.size)
     return positions
