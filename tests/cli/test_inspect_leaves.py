@@ -222,7 +222,10 @@ class _HasIds:
 
     def __init__(self, ids: list[str]) -> None:
         self.ids = [np.frombuffer(text.encode(), np.uint8) for text in ids]
-        self.num_documents = len(ids)
+        self.num_documents = self.num_originals = len(ids)
+
+    def originals(self, positions: list[int]) -> list[int]:
+        return positions
 
     def leaf(self, name: str):
         assert name == "id"
