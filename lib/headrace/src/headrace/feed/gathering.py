@@ -6,7 +6,7 @@ comments below have the same numbers:
 1. **Take a buffer** with room for the rows of all these steps (:class:`Buffers`).
 2. **Find where each piece begins.** The plan says block and offset of every piece. The block is in
    a memory-mapped file (store/mapped.py), where it was verified once and stays, or in a slot, into
-   which TensorStore has read it. Either way it is an address.
+   which it was read. Either way it is an address.
 3. **Find where each piece goes.** Its row and column in the buffer; if each row is one piece, just
    the row.
 4. **Convert** what is stored in another dtype than the batch has, where arrays of several dtypes
@@ -242,7 +242,7 @@ class Slots:
             return failed
 
     def read(self, number: int, chunk: int, memory: np.ndarray) -> ArrayFuture:
-        """Starts reading a chunk of an array through TensorStore into the begin of some memory."""
+        """Starts reading a chunk of a stored array into the begin of some memory."""
         array = self._stored(number)
         out = memory[: _elements(array, chunk) * array.dtype.itemsize].view(array.dtype)
         self.stats.tensorstore_reads_issued += 1

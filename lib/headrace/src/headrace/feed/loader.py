@@ -322,7 +322,9 @@ class DataLoader(BatchOrder):
         self._horizons.decide(changed)
 
     def _show(self, order: BatchOrder) -> None:
-        """Is this order, for whoever asks, from one moment to the next."""
+        """Is this order, for whoever asks, from one moment to the next: a loader is a
+        :class:`BatchOrder` whose fields change all at once.
+        """
         vars(self).update(vars(order))
 
     def _iterate(self, step: int, replayed: int) -> Prefetched[Any]:
@@ -386,7 +388,7 @@ class DataLoader(BatchOrder):
         In the first iteration, hosts check that they load the same; where they exchange rows, in
         each, as rows of another step or run would pass for those of this one.
         """
-        exchanges = not replayed and delivery.exchange() is not None
+        exchanges = not replayed and delivery.new_exchange() is not None
         if not (self._check_hosts and (exchanges or not self._compared)):
             return horizon, delivery
 
@@ -567,7 +569,7 @@ class Delivery:
         begin, end = self._reads.local_columns(planned.seq_len)
         return planned.row_bytes * (end - begin) // max(planned.seq_len, 1)
 
-    def exchange(self) -> RowExchange | None:
+    def new_exchange(self) -> RowExchange | None:
         """Which rows an iteration reads for other processes; None: no rows are exchanged."""
         holders = holders_of(self._placement.rows_sharding)
         one_holder = (holders == holders[0]).all()
@@ -677,7 +679,7 @@ class _Course:
         self._reader: BatchReader | None = self._open_reader()
 
     def _open_reader(self) -> BatchReader:
-        exchange = self._delivery.exchange() if self._exchanges else None
+        exchange = self._delivery.new_exchange() if self._exchanges else None
         return self._delivery.reader(self.stats, self._grouping, exchange, self._horizon)
 
     @property

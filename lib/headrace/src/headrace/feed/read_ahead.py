@@ -53,7 +53,7 @@ class Window:
         plan: The plan of its steps.
         mapped: For each kind of values, where its blocks are in mapped files.
         reads: Whether each block, or a column of it, must be read.
-        fetched: For each decided step, the blocks that are read for it.
+        reads_of_step: For each decided step, the blocks that are read for it.
         in_files: For each decided step, the blocks in files whose use begins with it.
         slots: For each decided step, the slots of its pieces; empty for windows that read nothing.
         begun: Number of steps that have begun.
@@ -62,7 +62,7 @@ class Window:
     plan: WindowPlan
     mapped: list[MappedBlocks]
     reads: Bool[np.ndarray, " m"]
-    fetched: list[list[int]] = field(default_factory=list[list[int]])
+    reads_of_step: list[list[int]] = field(default_factory=list[list[int]])
     in_files: list[list[int]] = field(default_factory=list[list[int]])
     slots: list[np.ndarray] = field(default_factory=list[np.ndarray])
     begun: int = 0
@@ -297,10 +297,10 @@ class ReadAhead:
             if residency.next_step == residency.planned_until:
                 break
             window = self._windows[0]
-            if not window.fetched:
+            if not window.reads_of_step:
                 self._decided.append(window)
             self._decide(window)
-            if len(window.fetched) == window.plan.steps:
+            if len(window.reads_of_step) == window.plan.steps:
                 self._windows.popleft()
         self._start()
         return bool(self._decided)
@@ -309,12 +309,12 @@ class ReadAhead:
         """Decides the next step of a window; if it reads nothing, also all others, unless these
         must wait.
         """
-        number = len(window.fetched)
+        number = len(window.reads_of_step)
         plan = window.plan
         stats = self._cache.stats
         if window.in_place and (fetched := self.residency.decide_rest()) is not None:
             window.in_files += fetched
-            window.fetched += [[]] * len(fetched)
+            window.reads_of_step += [[]] * len(fetched)
             stats.block_hits += int(plan.uses.bounds[-1] - plan.uses.bounds[number]) - sum(
                 map(len, fetched)
             )
@@ -330,7 +330,7 @@ class ReadAhead:
                 zip(decided.blocks, decided.into, decided.free_after, strict=True), reads
             )
         ]
-        window.fetched.append([fetch.block for fetch in fetches])
+        window.reads_of_step.append([fetch.block for fetch in fetches])
         window.in_files.append(
             [block for block, is_read in zip(decided.blocks, reads, strict=True) if not is_read]
         )
@@ -355,7 +355,7 @@ class ReadAhead:
         return (
             started
             and self._cache.is_settled(window, number)
-            and self._cache.ready(window.fetched[number])
+            and self._cache.ready(window.reads_of_step[number])
         )
 
     def begin(self, most: int) -> tuple[int, int]:
@@ -365,11 +365,13 @@ class ReadAhead:
         """
         window = self.next
         first = window.begun
-        stop = min(window.begun + most, len(window.fetched))
+        stop = min(window.begun + most, len(window.reads_of_step))
         if not window.checked:
             stop = first + 1
             self._wait_for(window, first)
-            while stop < min(first + most, len(window.fetched)) and self._may_begin(window, stop):
+            while stop < min(first + most, len(window.reads_of_step)) and self._may_begin(
+                window, stop
+            ):
                 self._wait_for(window, stop)
                 stop += 1
         self._in_files += chain.from_iterable(window.in_files[first:stop])
@@ -403,7 +405,7 @@ class ReadAhead:
         if blocks.size:
             with self._noting(partial(self._described_check, int(blocks[0]), now)):
                 self._cache.settle(window, number)
-        for block in window.fetched[number]:
+        for block in window.reads_of_step[number]:
             if block in self._started:
                 now = time.perf_counter()
                 started = self._started.pop(block)

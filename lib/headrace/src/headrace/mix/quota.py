@@ -383,7 +383,7 @@ class Quota(MixingPolicy):
         return self._anchored(walked.account, chunk, anchor.late + walked.late, anchor)
 
     def _anchored(self, account: Account, chunk: int, late: int, before: _Anchor | None) -> _Anchor:
-        calm = self._calm(account, chunk, before)
+        calm = self._calm_from(account, chunk, before)
         return _Anchor(account.whole, account.part, account.drawn, late, calm)
 
     def _with_rest(
@@ -444,7 +444,7 @@ class Quota(MixingPolicy):
             # After the anchor, for other threads; a chunk that is in it twice does no harm
             insort(self._chunks, chunk)
 
-    def _calm(self, account: Account, chunk: int, before: _Anchor | None) -> int:
+    def _calm_from(self, account: Account, chunk: int, before: _Anchor | None) -> int:
         """Examples of the run from which on its beginning does not matter; ``NEVER``: it may.
 
         See :mod:`headrace.mix.quota_walk` for why it does not.

@@ -417,9 +417,8 @@ class Stages(MixingPolicy):
         first = self._first_steps[number]
         last = self._stops[number] - 1
         blend = self.stages[number].blend
-        if (
-            self._planned <= number + 1 < len(self.stages)
-        ):  # an amendment ends it, and must not touch its past
+        amendment_follows = self._planned <= number + 1 < len(self.stages)
+        if amendment_follows:  # which must not touch what was before it
             last = MAX_STEP
             blend = blend.used(first, None)
         used = np.zeros(self.components, bool)

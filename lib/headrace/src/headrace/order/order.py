@@ -254,6 +254,7 @@ class Repeat(Order):
         check_whole("epochs", epochs)
         check_at_least("epochs", epochs, cure="Leave it out to repeat without end.")
         super().__init__(min(n * epochs, MAX_LENGTH) if epochs else MAX_LENGTH, n)
+        # what is repeated lies in the dataset below; descriptions alone ask for this
         self.base = Identity(n)
         self.epochs = epochs
         self.endless = epochs is None

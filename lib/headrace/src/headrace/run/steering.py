@@ -440,7 +440,7 @@ class Steering:
                     mailbox = _Mailbox(self._folder)
                     while self._takes_next():
                         run_lease.check()
-                        mailbox.answer(self._decide)
+                        mailbox.answer(self._settle_request)
             except (HeadraceError, OSError) as error:
                 # Of a job that ends, the folder may be gone by now: it would answer nothing anyway
                 if not self._goes_on():
@@ -467,14 +467,14 @@ class Steering:
         with suppress(Empty):
             asked = self._asked.get(timeout=_EVERY_S)
             if not asked.is_withdrawn:
-                asked.answer = self._decide(asked.request, asked.asked_at)
+                asked.answer = self._settle_request(asked.request, asked.asked_at)
         return True
 
-    def _decide(self, request: Request, asked_at: int | None = None) -> Answer:
+    def _settle_request(self, request: Request, asked_at: int | None = None) -> Answer:
         with self.changing:
             running = {run.fingerprint for run in self._iterating.values()}
             proposal = _Proposal(request, min(running, default=""), asked_at)
-            answer = self._decided(proposal)
+            answer = self._put_to_the_vote(proposal)
         try:
             answer.check()
             _LOG.info("%s is amended; its lock has the change", self._folder)
@@ -482,8 +482,8 @@ class Steering:
             _LOG.warning("%s is not amended: %s", self._folder, refusal)
         return answer
 
-    def _decided(self, proposal: _Proposal) -> Answer:
-        change, vote = self._prepared(proposal)
+    def _put_to_the_vote(self, proposal: _Proposal) -> Answer:
+        change, vote = self._prepare(proposal)
         answer = vote
         if not vote.problem:
             answer = self._hosts.ask(proposal, vote, self._is_wanted)
@@ -509,7 +509,7 @@ class Steering:
             )
 
     def _vote(self, proposal: _Proposal) -> None:
-        change, vote = self._prepared(proposal)
+        change, vote = self._prepare(proposal)
         answer = self._hosts.vote(vote, self._stop)
         if answer is None:
             return
@@ -518,18 +518,18 @@ class Steering:
             key = _key(proposal.request, proposal.asked_at)
             self._answers.setdefault(key, []).append(answer)
 
-    def _prepared(self, proposal: _Proposal) -> tuple[_Change | None, Answer]:
+    def _prepare(self, proposal: _Proposal) -> tuple[_Change | None, Answer]:
         """All that a change needs, with this host's plans held at its step, and the vote for it.
         What can fail does so here, before hosts agree.
         """
         try:
-            change = self._change(proposal)
+            change = self._make_change(proposal)
             self._hold(proposal.request.step, change)
         except Exception as error:  # noqa: BLE001 - whatever it is, the others wait for the vote
             return None, Answer.refusing(error)
         return change, Answer(fingerprint=change.run.fingerprint)
 
-    def _change(self, proposal: _Proposal) -> _Change:
+    def _make_change(self, proposal: _Proposal) -> _Change:
         fingerprint = proposal.fingerprint
         running = {run.fingerprint for run in self._iterating.values()}
         runs = [run for run in [*self._runs.values()] if run.fingerprint == fingerprint]

@@ -129,7 +129,7 @@ class Decoder:
         self.size = size
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._checksum_bytes = checksum_bytes(codecs, self._dtype.itemsize)
-        self._chunk_spans = itertools.cycle(range(_MOST_DECODING))
+        self._slots = itertools.cycle(range(_MOST_DECODING))
         if self._checksum_bytes is None:
             metadata = {
                 "shape": [size * _MOST_DECODING],
@@ -156,7 +156,7 @@ class Decoder:
         if self._checksum_bytes is not None:
             self.copy(out, encoded, start)
             return
-        slot = next(self._chunk_spans)
+        slot = next(self._slots)
         key = f"c/{slot}"
         self._kvstore.write(key, encoded).result()  # in memory: done at once
         first = slot * self.size + start
@@ -309,7 +309,7 @@ class ShardedArray:
 
     async def _read_whole(self, pieces: list[_Piece], out: np.ndarray) -> None:
         """Reads whole chunks of one shard: neighbours in the file are one request."""
-        entries = await self._chunk_spans(pieces[0].chunk // self.shard_chunks)
+        entries = await self._places_in(pieces[0].chunk // self.shard_chunks)
         places: list[tuple[int, int, _Piece]] = []
         for piece in pieces:
             begin, size = map(int, entries[piece.chunk % self.shard_chunks])
@@ -383,14 +383,14 @@ class ShardedArray:
             task.exception()  # it is known, even if those who waited for it are gone
 
     async def _load_chunk(self, chunk: int) -> np.ndarray:
-        entries = await self._chunk_spans(chunk // self.shard_chunks)
+        entries = await self._places_in(chunk // self.shard_chunks)
         values = np.zeros(self.chunk, self.dtype)
         if not (self._missing_is_zero and entries[chunk % self.shard_chunks, 0] == _ABSENT):
             await self._read_run([_Piece(chunk, 0, self.chunk, 0)], entries, values)
         _chunks.put((self._number, chunk), values)
         return values
 
-    async def _chunk_spans(self, shard: int) -> np.ndarray:
+    async def _places_in(self, shard: int) -> np.ndarray:
         if self._computed:
             return self._computed_places(shard)
         entries = _indices.get((self._number, shard))

@@ -2,7 +2,8 @@
 mixed.
 
 A replay passes changes of batch size and row length as the loader does: windows are numbered
-through both, and only a change of row length ends one early. Nothing is approximated.
+through both, and only a change of row length ends one early. Of the hosts that are replayed nothing
+is approximated.
 """
 
 from __future__ import annotations
