@@ -270,6 +270,30 @@ def test_without_connections_they_meet_at_a_barrier(boards, monkeypatch, caplog)
     assert "chunk 17: is damaged" in str(outcome[0])
 
 
+class SlowService:
+    """A client of a coordination service that answers no question for a value in time."""
+
+    def __init__(self, client):
+        self.client = client
+
+    def __getattr__(self, name):
+        return getattr(self.client, name)
+
+    def blocking_key_value_get(self, key, timeout_ms):
+        raise RuntimeError(f"DEADLINE_EXCEEDED: {key}")
+
+
+def test_a_host_that_hears_of_no_address_in_time_meets_the_others_at_a_barrier(
+    boards, monkeypatch, caplog
+):
+    """All hosts ended: the one with that error, and the others because it had ended."""
+    monkeypatch.setattr("headrace.feed.host_links._CONNECT_S", 0.2)
+    monkeypatch.setattr(boards[1], "client", SlowService(boards[1].client))
+    outcome = Hosts(boards).run(lambda _, batches: list(batches))
+    assert outcome == {host: list(range(BATCHES)) for host in range(HOSTS)}
+    assert "no connection: TimeoutError: headrace/links/" in caplog.text
+
+
 def test_closing_ends_a_wait(boards):
     hosts = Hosts(boards, processes=(0, 1))
     with ThreadPoolExecutor(1) as pool:

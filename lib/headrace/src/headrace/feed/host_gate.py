@@ -46,6 +46,7 @@ from headrace.metrics import LEAST_S, IterationStats, Wait
 _LOG = logging.getLogger(__name__)
 _SOON_S = 1.0
 _LAST_WORD_S = 5.0
+_ANSWER_MS = 10_000
 _WEEK_MS = 7 * 24 * 3600 * 1000
 _PROCESSES_A_SECOND = 64
 
@@ -151,11 +152,7 @@ class HostGate:
             )
             self.cross()
             above = self._links.above
-            self._links.connect(
-                None
-                if above is None
-                else store.blocking_key_value_get(f"{invitation}{above}", 1000)
-            )
+            self._links.connect(None if above is None else self._read(f"{invitation}{above}"))
         except OSError as error:
             _LOG.warning(
                 "hosts meet at a barrier of JAX's, which is slower: no connection: %s",
@@ -167,6 +164,17 @@ class HostGate:
         if not store.key_value_dir_get(refusal):
             self._meeting = self._links
         self._board.renew_soon()
+
+    def _read(self, key: str) -> str:
+        """A value that another host has set already; a busy machine may take seconds to answer.
+
+        Raises:
+            TimeoutError: the coordination service did not answer.
+        """
+        try:
+            return self._board.client.blocking_key_value_get(key, _ANSWER_MS)
+        except Exception as error:  # JAX's errors have no common base
+            raise TimeoutError(f"{key}: {error}") from error
 
     def ask(self) -> None:
         """Records that the trainer asks for its next batch."""
