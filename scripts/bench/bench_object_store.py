@@ -59,7 +59,7 @@ from headrace.analysis import simulate
 from headrace.errors import ReadError
 from headrace.feed import loader as loader_module
 from headrace.feed.placement import Placement
-from headrace.store.array import kvstore_spec
+from headrace.store.files import kvstore_spec
 from headrace.store.http_messages import Head
 from headrace.store.layout import CacheLayout
 from headrace.store.retry import RetryPolicy, use_policy

@@ -207,7 +207,7 @@ def _show_whole(console: Console, row: dict[str, Any]) -> None:
 
 def _column(column: dict[str, Any]) -> str:
     """Describes a column in one line."""
-    low, mean, high = (f"{column[name]:.4g}" for name in ("min", "mean", "max"))
+    low, mean, high = (_four_digits(column[name]) for name in ("min", "mean", "max"))
     per_token = f", {column['shape'][1]} per token" if column["shape"][1:] else ""
     first = ", ".join(str(_four_digits(value)) for value in column["first"])
     return (
@@ -218,10 +218,12 @@ def _column(column: dict[str, Any]) -> str:
 
 
 def _four_digits(value: Any) -> Any:
-    """Rounds numbers, or lists of them, to four digits."""
-    return (
-        [_four_digits(one) for one in value] if isinstance(value, list) else float(f"{value:.4g}")
-    )
+    """Rounds numbers, or lists of them, to four digits; whole numbers, which may number something,
+    are left as they are.
+    """
+    if isinstance(value, list):
+        return [_four_digits(one) for one in value]
+    return value if isinstance(value, int) else float(f"{value:.4g}")
 
 
 def _columns(span: dict[str, Any]) -> str:

@@ -344,7 +344,9 @@ class TokenCache:
 
     @property
     def recorded_shuffle(self) -> ShuffleRecord | None:
-        """What the ledger says of the order of the documents, without the lists of the original."""
+        """What the ledger says of the order of the documents, without the lists of the original;
+        of a cache of several :attr:`members`, ask each of them.
+        """
         return shuffle_record(self.ledger, self.path)
 
     @property

@@ -110,9 +110,9 @@ class ComputedArray(StoredArray):
     Args:
         url: The file that it comes from, for errors.
         length: Number of elements.
-        begin: Starts the reads for elements ``start .. stop``; returns a function that waits for
-            them and computes the elements. Raises ReadError if the stored ones contradict
-            themselves.
+        begin: Starts the reads for elements ``start .. stop``, called once a range; returns a
+            function that waits for them and computes the elements. Raises ReadError if the stored
+            ones contradict themselves.
         sources: What it reads; the first says whether its file is as it was.
         dtype: Its dtype.
     """
