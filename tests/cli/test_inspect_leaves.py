@@ -311,6 +311,16 @@ def test_a_sample_is_read_from_few_parts(sizes, most, stretches):
     assert np.unique(part_of[sample]).size <= 8
 
 
+@pytest.mark.parametrize("large", [0, 700, 1500])
+def test_a_sample_has_large_parts_at_their_share(large):
+    """Of a cache with small parts and a large one, which has half of its values."""
+    sizes = np.random.default_rng(large).integers(1, 10, 1500).tolist()
+    sizes.insert(large, sum(sizes))
+    is_in_large = np.repeat(np.arange(len(sizes)) == large, sizes)
+    sample = evenly_spaced(lambda start, stop: is_in_large[start:stop], starts(sizes), 1 << 22, 64)
+    assert abs(sample.mean() - 0.5) < 0.05
+
+
 def test_a_cache_of_many_parts_is_not_opened_part_by_part(
     headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

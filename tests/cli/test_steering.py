@@ -250,6 +250,9 @@ def test_a_running_job_goes_on_as_its_config_was_edited(
         (["--skip", "9:10", "--wait", "0"], "waiting 0 s for one. To change it without a job"),
         (["--step", "9", "--weights", "a=2", "--wait", "nan"], "--wait 60"),
         (["--skip", "40:50", "--skip", "45:60"], "--skip[1] = [45, 60]"),
+        (["--skip", "9:10", "--newest-caches"], "--newest-caches: is given without a config"),
+        (["--skip", "9:10", "--going-back"], "--going-back: is given without a config"),
+        (["run.yaml", "--step", "9", "--live", "--going-back"], "stop the job"),
     ],
 )
 def test_what_is_typed_wrong_is_refused(

@@ -173,6 +173,7 @@ def amend(
     from headrace.store.lease import end_lease_of_gone
 
     if config is None:
+        _refuse({"--newest-caches": newest_caches, "--going-back": going_back})
         _ask_as_typed(run, step, weights, skip or [], drop or [], caches, wait, as_json)
         return
     instead = {"--weights": weights, "--skip": skip, "--drop": drop, "--caches": caches}
@@ -180,6 +181,9 @@ def amend(
         if value:
             cure = f"Leave out {config}, or say it there."
             raise ConfigError("is given beside a config", field=option, value=value, cure=cure)
+    if live and going_back:
+        cure = "Leave it out, or stop the job and leave out --live."
+        raise ConfigError("is given for a job that runs", field="--going-back", cure=cure)
     if live and step is None:
         raise ConfigError("is missing", field="--step", cure=_STEP_CURE)
     edit = _Edit(run, config, settings or [], step, newest_caches)
@@ -206,6 +210,13 @@ def amend(
         # the job reads the config without what was typed behind it
         too = f" Write {' and '.join(edit.settings)} into {config}, too." if settings else ""
         say(f"Written into {run}/lock.json.{too} Go on with the run as before.")
+
+
+def _refuse(needs_config: dict[str, bool]) -> None:
+    for option, is_typed in needs_config.items():
+        if is_typed:
+            cure = "Leave it out, or edit a config and name it."
+            raise ConfigError("is given without a config", field=option, cure=cure)
 
 
 def _write(

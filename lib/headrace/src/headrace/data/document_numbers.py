@@ -297,7 +297,9 @@ def evenly_spaced(
     # Parts can be small, and what a read costs is to open them.
     part = np.searchsorted(first_of_part, first, side="right") - 1
     last_part = np.minimum(part + _MOST_PARTS // stretches, first_of_part.size - 1)
-    stop = np.minimum(first + size, first_of_part[last_part])
+    size = int(np.minimum(first_of_part[last_part] - first, size).min())
+    # All stretches have one length: longer ones would give large parts more than their share.
+    stop = first + size
     with ThreadPoolExecutor(_READS) as pool:
         return np.concatenate([*pool.map(read, first.tolist(), stop.tolist())])
 
