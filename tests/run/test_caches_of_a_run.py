@@ -12,7 +12,7 @@ from headrace.errors import PlanMismatchError
 from headrace.mix import AmendmentConfig
 from headrace.run import open_run
 from headrace.testing import tiny_cache
-from headrace.testing.caches import remove
+from headrace.testing.caches import grow, remove
 
 
 def test_functions_and_phases_go_along(living, tmp_path):
@@ -106,3 +106,15 @@ def test_removals_and_other_amendments_go_together(living, tmp_path, change):
     assert ("c" in recorded) == (
         change == "join"
     )  # a newcomer begins with what was removed from it by then
+
+
+@pytest.mark.parametrize("later", [lambda path: remove(path, 3), lambda path: grow(path, 100)])
+def test_a_job_that_began_a_run_is_amended_after_its_cache_changed(tmp_path, later):
+    path = tiny_cache(tmp_path / "web", documents=300).path
+    parts = {name: ComponentConfig(path) for name in ("a", "b")}
+    run = open_run(tmp_path / "run", LmDataConfig(parts, seq_len=8, batch_size=8))
+    run.state(1)
+    before = run.dataset.read(np.arange(80)).tokens
+    later(path)
+    run.amend(10, weights={"a": 3})
+    assert np.array_equal(run.dataset.read(np.arange(80)).tokens, before)

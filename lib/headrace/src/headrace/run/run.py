@@ -335,6 +335,9 @@ def open_run(
         cure = "Give load_config(FILE), or the loader of a run that has no config."
         raise ConfigError("is neither a config nor a loader", field="plan", value=plan, cure=cure)
     lock = RunLock.of(source, edited)
+    if stored is None and edited is not None:
+        # its caches may have later snapshots when it is amended
+        config = config_of_run(lock, edited)
     if isinstance(step, LoaderState):
         # before anything is recorded: the state is of the run in the folder, before or after the
         # amendment
