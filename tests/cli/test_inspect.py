@@ -21,7 +21,7 @@ from headrace.errors import SourceError
 from headrace.ingest import SourceConfig, TokenizerConfig, build, build_cache
 from headrace.order.intervals import Intervals
 from headrace.store import open_cache
-from headrace.testing import tiny_cache
+from headrace.testing import tiny_cache, web_server
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -136,6 +136,14 @@ def test_printable_changes_only_what_acts(text: str):
     assert len(shown) == len(text)
     assert all(a == b or not a.isprintable() for a, b in zip(text, shown, strict=True))
     assert not any(c < " " and c not in "\n\t" for c in shown)
+
+
+def test_a_web_server_does_not_say_how_large_a_cache_is(headrace: Run, cache: str):
+    with web_server(Path(cache).parent) as url:
+        there = f"{url}/{Path(cache).name}"
+        assert json.loads(headrace("cache", "inspect", there, "--json")[1])["bytes_on_disk"] is None
+        assert "on disk" in (said := headrace("cache", "inspect", there)[1])
+    assert "0 B" not in said
 
 
 def test_json(headrace: Run, cache: str):

@@ -236,7 +236,8 @@ def test_a_running_job_goes_on_as_its_config_was_edited(
     [
         (["--weights", "a=2"], "--step N"),
         (["--step", "9", "--caches", "a=new"], "--caches web=3,code=2"),
-        (["--step", "9", "--live"], "Give it add, weights, drop or skip"),
+        (["--step", "9", "--live"], "--weights web=2,code=1, --skip 1200:1400, --drop NAME"),
+        ([], "or edit the run's config and name it"),
         (["--step", "9", "--weights", "a"], "--weights web=2,code=1"),
         (["--step", "9", "--skip", "9"], "--skip 1200:1400"),
         (["--skip", "40:30"], "--skip 1200:1400"),
@@ -245,7 +246,7 @@ def test_a_running_job_goes_on_as_its_config_was_edited(
         (["--step", "9", "--weights", "a=-1"], "not negative"),
         (["--step", "9", "--weights", "=1"], "--weights web=2,code=1"),
         (["--step", "9", "--weights", "a=1,a=2"], "Write each name once"),
-        (["--step", "9"], "Give it add, weights, drop or skip"),
+        (["--step", "9"], "is asked for no change"),
         (["--step", "9", "--weights", "a=2", "--wait", "0"], "/run CONFIG"),
         (["--skip", "9:10", "--wait", "0"], "waiting 0 s for one. To change it without a job"),
         (["--step", "9", "--weights", "a=2", "--wait", "nan"], "--wait 60"),

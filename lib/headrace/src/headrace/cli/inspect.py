@@ -269,6 +269,9 @@ def _overview(cache: TokenCache) -> dict[str, Any]:
     source_bytes = {str(s.get("path")): int(s.get("size") or 0) for s in sources}
     other = ledger.metadata.get(FORMAT)
     stored_bytes = sum(source_bytes.values())
+    bytes_on_disk: int | None = stored_bytes
+    if other is None:
+        bytes_on_disk = None if files.is_web(cache.path) else files.tree_bytes(cache.path)
     return {
         "path": cache.path,
         "finished": True,
@@ -276,7 +279,7 @@ def _overview(cache: TokenCache) -> dict[str, Any]:
         "tokens": cache.num_tokens - cache.padding_tokens,
         "format": other,
         "limits": ledger.metadata.get(LIMITS, []),
-        "bytes_on_disk": files.tree_bytes(cache.path) if other is None else stored_bytes,
+        "bytes_on_disk": bytes_on_disk,  # None: a web server lists no files
         **counters,
         "trained_share": None if counters["trained_tokens"] else trained_share(cache),
         "unused_fields": unused_fields_of(counts),

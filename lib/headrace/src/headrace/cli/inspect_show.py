@@ -54,6 +54,12 @@ _FIRST_VALUES = 1 << 16
 _QUANTILES = {"min": 0.0, "p5": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95}
 
 
+def _size(stored_bytes: int | None, tokens: int) -> str:
+    if stored_bytes is None:
+        return "unknown: a web server lists no files"
+    return f"{in_bytes(stored_bytes)} ({stored_bytes / tokens:.2f} bytes per token)"
+
+
 def show_overview(console: Console, facts: dict[str, Any]) -> None:
     """Prints sizes, layout, tokenizer, parts and leaves, and what only some caches have."""
     layout = facts["layout"]
@@ -61,8 +67,7 @@ def show_overview(console: Console, facts: dict[str, Any]) -> None:
     rows = {
         "documents": _documents(facts),
         "tokens": f"{facts['tokens']:,}",
-        "on disk": f"{in_bytes(facts['bytes_on_disk'])} ({facts['bytes_on_disk'] / tokens:.2f}"
-        " bytes per token)",
+        "on disk": _size(facts["bytes_on_disk"], tokens),
         "layout": f"{layout['dtype']}, chunks of {layout['chunk_elements']:,} tokens,"
         f" compression {layout['compression']}",
         "tokenizer": _tokenizer(facts["tokenizer"]),

@@ -264,6 +264,10 @@ def _ask_as_typed(
     from headrace.run.steering import Request
 
     lock = lock_in(run, "RUN")
+    if not (weights or skip or drop or caches):
+        cure = "Type one: --weights web=2,code=1, --skip 1200:1400, --drop NAME or --caches web=3;"
+        cure += " or edit the run's config and name it behind the run."
+        raise ConfigError("is asked for no change", field="run", value=run, cure=cure)
     skipped = [[*range_of_steps("--skip", pair)] for pair in skip]
     if step is None and skipped:
         step = min(first for first, _ in skipped)
