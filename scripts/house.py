@@ -551,8 +551,8 @@ def measure_names() -> Measure:
 WALKS: dict[str, int | None] = {
     "first_batch_at": 42,
     "batch_at": 27,
-    "dataset": 46,
-    "build": 28,
+    "dataset": 35,
+    "build": 22,
 }
 """Most files that each call may pass through; None: it is only reported."""
 
