@@ -70,6 +70,7 @@ def test_documents_move_to_their_groups_and_keep_their_numbers(tmp_path_factory,
     numbers = np.arange(documents)
     places = copy.stored_at(numbers)
     assert copy.num_originals == documents
+    assert copy.original_tokens == cache.num_tokens
     assert (copy.originals(places) == numbers).all()
     assert [copy.document(place)[0] for place in places.tolist()] == numbers.tolist()
     assert [copy.original(place).number for place in places.tolist()] == numbers.tolist()

@@ -8,7 +8,7 @@ import pytest
 
 from headrace import extensions
 from headrace.errors import CacheMissingError, ConfigError
-from headrace.store import files, open_cache, verify
+from headrace.store import files, open_cache, remote, verify
 from headrace.store.layouts import FormatConfig
 from headrace.store.ledger import is_finished, read_ledger
 from headrace.store.missing import what_is_there
@@ -95,7 +95,7 @@ def test_where_no_cache_can_be_nothing_is_asked(path, look, monkeypatch):
     def ask(url):
         raise AssertionError(f"{url} is asked")
 
-    monkeypatch.setattr(files, "filesystem", ask)
+    monkeypatch.setattr(remote, "filesystem", ask)
     with pytest.raises(CacheMissingError, match="cannot be stored under") as found:
         look(path)
     assert "gs://" in (found.value.cure or "")

@@ -114,5 +114,5 @@ def _cache(name: str, run: ResolvedRun) -> dict[str, Any]:
         "paths": [member.path for member in cache.members] if exists else declared,
         "exists": exists,
         "documents": cache.num_originals if exists else None,
-        "tokens": cache.num_tokens - cache.padding_tokens,
+        "tokens": cache.original_tokens,
     }

@@ -276,7 +276,7 @@ def _overview(cache: TokenCache) -> dict[str, Any]:
         "path": cache.path,
         "finished": True,
         "documents": cache.num_originals,
-        "tokens": cache.num_tokens - cache.padding_tokens,
+        "tokens": cache.original_tokens,
         "format": other,
         "limits": ledger.metadata.get(LIMITS, []),
         "bytes_on_disk": bytes_on_disk,  # None: a web server lists no files

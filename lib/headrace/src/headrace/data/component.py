@@ -27,7 +27,7 @@ import numpy as np
 from headrace.data.async_dataset import AsyncDataset
 from headrace.data.columns import Column, ColumnConfig
 from headrace.data.dataset import PlannedDataset
-from headrace.data.documents import DocumentFilter, removed_by
+from headrace.data.documents import DocumentFilter
 from headrace.data.packed import PackedTokenDataset
 from headrace.data.packed_store import PackedStoreDataset, StoredDataset
 from headrace.data.saved_filters import RemovedDocuments
@@ -632,9 +632,9 @@ def account(
     """
     removal = dataset.removal
     repeated = dataset.repeated_tokens
+    tokens = dataset.cache.original_tokens
     # what moved to later members of the cache counts once
-    moved_tokens = removed_by(None, dataset.cache).num_tokens
-    tokens = dataset.cache.num_tokens - dataset.cache.padding_tokens - moved_tokens
+    moved_tokens = dataset.cache.num_tokens - dataset.cache.padding_tokens - tokens
     removed_tokens = dataset.removed_tokens - moved_tokens
     validation_rows, validation_tokens = (
         (0, 0) if validation is None else (len(validation), _tokens(validation))

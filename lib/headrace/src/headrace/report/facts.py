@@ -271,7 +271,7 @@ def _source(name: str, path: str, cache: TokenCache | None) -> Source:
         exists=True,
         fingerprint=cache.fingerprint,
         documents=cache.num_originals,
-        tokens=cache.num_tokens - cache.padding_tokens,
+        tokens=cache.original_tokens,
         vocab_size=cache.vocab_size,
         tokenizer=str(ledger.tokenizer.get("path") or ""),
         tokenizer_fingerprint=str(ledger.tokenizer.get("fingerprint") or ""),

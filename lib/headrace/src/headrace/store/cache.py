@@ -220,6 +220,14 @@ class TokenCache:
         return int(self._first_token[-1])
 
     @property
+    def original_tokens(self) -> int:
+        """Tokens of the :attr:`num_originals`: fewer than :attr:`num_tokens`, which are stored, if
+        packs are filled up or documents moved, whose tokens are stored twice.
+        """
+        members = [member for member in self.members if not member.are_moved]
+        return sum(member.num_tokens - member.padding_tokens for member in members)
+
+    @property
     def pack(self) -> ShuffleRecord | None:
         """The record of a cache that was written in packs (``headrace cache reshuffle --pack``)."""
         return self._shuffle if self._shuffle.pack else None
@@ -470,7 +478,7 @@ class TokenCache:
     @property
     def padding_tokens(self) -> int:
         """Those of :attr:`num_tokens` that fill up packs and are of no document."""
-        return self._shuffle.padding
+        return sum(member._shuffle.padding for member in self.members)
 
     def in_stored_order(self, values: np.ndarray) -> np.ndarray:
         """The values, given by number, of the documents at all positions; those of padding are 0.

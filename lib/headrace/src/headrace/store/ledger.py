@@ -207,8 +207,9 @@ def check_scheme(root: str) -> None:
     """Raises CacheMissingError for an address under which no cache can be, before anything is asked
     of it.
     """
+    location = Location.parse(root)
     try:
-        Location.parse(root).check_scheme()
+        location.check_scheme()
     except ConfigError as error:
         problem = f"is not a token cache ({error.problem})"
         raise CacheMissingError(problem, field="cache", value=root, cure=error.cure) from error
