@@ -174,12 +174,21 @@ def documents_with_ids(
     positions: defaultdict[str, list[int]] = defaultdict(list)
     for start, lengths in _stretches(id_leaf):
         for position, value in _matches(id_leaf, id_of.keys(), start, lengths):
-            # The padding of packs has zeros where documents have ids.
-            if cache.originals([position])[0] < cache.num_originals:
-                positions[id_of[value]].append(position)
+            positions[id_of[value]].append(position)
         if advance is not None:
             advance(lengths.size)
-    return positions
+    # The padding of packs has zeros where documents have ids.
+    of_documents = {text: _without_padding(cache, some) for text, some in positions.items()}
+    return {text: some for text, some in of_documents.items() if some}
+
+
+def _without_padding(cache: TokenCache, positions: list[int]) -> list[int]:
+    numbers = cache.originals(positions)
+    return [
+        position
+        for position, number in zip(positions, numbers, strict=True)
+        if number < cache.num_originals
+    ]
 
 
 def _number(text: str, dtype: np.dtype[np.generic], leaf: str, field: str) -> bytes:

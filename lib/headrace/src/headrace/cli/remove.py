@@ -127,8 +127,7 @@ def _with_ids(
         expect(cache.num_documents)
         positions = documents_with_ids(cache, wanted_ids, leaf, advance, field="ID")
     numbers = cache.originals([one for some in positions.values() for one in some])
-    # Padding of a store in packs stands behind all documents, and can have the value of an id
-    numbers = [*dict.fromkeys(numbers[numbers < cache.num_originals].tolist())]
+    numbers = [*dict.fromkeys(numbers.tolist())]
     missing = [text for text in wanted_ids if text not in positions]
     return DocumentFilter(numbers, name="ID"), missing
 

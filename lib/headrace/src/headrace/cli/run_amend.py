@@ -26,7 +26,7 @@ from headrace.cli.shown import say, say_json, terminal, working
 from headrace.errors import ConfigError, PlanMismatchError, check_at_least, command_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from headrace.config.lm_data import LmDataConfig
     from headrace.mix.stage_config import AmendmentConfig
@@ -173,17 +173,16 @@ def amend(
     from headrace.store.lease import end_lease_of_gone
 
     if config is None:
-        _refuse({"--newest-caches": newest_caches, "--going-back": going_back})
+        alone = {"--newest-caches": newest_caches, "--going-back": going_back}
+        cure = "Leave it out, or edit a config and name it."
+        _refuse(alone, "is given without a config", cure)
         _ask_as_typed(run, step, weights, skip or [], drop or [], caches, wait, as_json)
         return
     instead = {"--weights": weights, "--skip": skip, "--drop": drop, "--caches": caches}
-    for option, value in instead.items():
-        if value:
-            cure = f"Leave out {config}, or say it there."
-            raise ConfigError("is given beside a config", field=option, value=value, cure=cure)
-    if live and going_back:
+    _refuse(instead, "is given beside a config", f"Leave out {config}, or say it there.")
+    if live:
         cure = "Leave it out, or stop the job and leave out --live."
-        raise ConfigError("is given for a job that runs", field="--going-back", cure=cure)
+        _refuse({"--going-back": going_back}, "is given for a job that runs", cure)
     if live and step is None:
         raise ConfigError("is missing", field="--step", cure=_STEP_CURE)
     edit = _Edit(run, config, settings or [], step, newest_caches)
@@ -212,11 +211,14 @@ def amend(
         say(f"Written into {run}/lock.json.{too} Go on with the run as before.")
 
 
-def _refuse(needs_config: dict[str, bool]) -> None:
-    for option, is_typed in needs_config.items():
-        if is_typed:
-            cure = "Leave it out, or edit a config and name it."
-            raise ConfigError("is given without a config", field=option, cure=cure)
+def _refuse(options: Mapping[str, object], problem: str, cure: str) -> None:
+    """Raises ConfigError for the first of these options that has a value, or is a flag that is
+    set.
+    """
+    for option, value in options.items():
+        if value:
+            details = {} if value is True else {"value": value}
+            raise ConfigError(problem, field=option, cure=cure, **details)
 
 
 def _write(

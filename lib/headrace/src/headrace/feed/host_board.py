@@ -30,6 +30,7 @@ from types import FrameType
 from typing import Any
 
 from headrace.errors import redact
+from headrace.feed.host_ledgers import jax_service
 
 BEAT_S = 1.0
 _LAST_GATES = 16
@@ -354,20 +355,17 @@ def _abandon_jax_service() -> None:
     thread that waits in it would wake after Python has shut down too far. Other exit handlers are
     not affected.
     """
-    from jax._src.distributed import global_state  # pyright: ignore[reportMissingTypeStubs]
-
+    known_to_jax = jax_service()
     for name in ("preemption_sync_manager", "client", "service"):
-        service = getattr(global_state, name, None)
+        service = getattr(known_to_jax, name, None)
         if service is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(service))  # its destructor would wait, too
-            setattr(global_state, name, None)
+            setattr(known_to_jax, name, None)
 
 
 def coordinator_address() -> str | None:
     """Address and port of JAX's coordination service."""
-    from jax._src.distributed import global_state  # pyright: ignore[reportMissingTypeStubs]
-
-    return getattr(global_state, "coordinator_address", None)
+    return getattr(jax_service(), "coordinator_address", None)
 
 
 def describe_error(error: BaseException) -> str:

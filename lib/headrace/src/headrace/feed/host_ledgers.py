@@ -34,13 +34,20 @@ _WORK_S = 3600.0  # time limit for one process to work out a filter
 _LOG = logging.getLogger(__name__)
 
 
-def coordination_client() -> Any | None:
-    """JAX's client of its coordination service; None: the processes were not connected by it."""
+def jax_service() -> Any | None:
+    """What JAX knows of its coordination service in this process. It has no public name, so this is
+    the one place that imports it; None: the process does not use JAX.
+    """
     if "jax" not in sys.modules:
         return None
     from jax._src.distributed import global_state  # pyright: ignore[reportMissingTypeStubs]
 
-    return getattr(global_state, "client", None)
+    return global_state
+
+
+def coordination_client() -> Any | None:
+    """JAX's client of its coordination service; None: the processes were not connected by it."""
+    return getattr(jax_service(), "client", None)
 
 
 def job_reader() -> ReadForAll:
